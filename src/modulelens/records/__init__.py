@@ -1,0 +1,56 @@
+"""What is remembered: frozen structs, one noun per file. Knows no torch, no disk."""
+
+from modulelens.records.call import Call
+from modulelens.records.check import Check, Grade, GradeLevel, LeafCheck, Reason, Status
+from modulelens.records.coverage import Coverage, Fate
+from modulelens.records.environment import Ambient, Autocast, Context, Environment, Rng
+from modulelens.records.measurement import Comparison, Measurement
+from modulelens.records.metadata import Metadata, collection_id
+from modulelens.records.module import ModuleNode
+from modulelens.records.profile import OpRow, Profile
+from modulelens.records.schema import SCHEMA, from_json, read_metadata, to_json
+from modulelens.records.source import InitCall, SourceRef
+from modulelens.records.tensor import (
+    Structure,
+    TensorRef,
+    TensorSpec,
+    ValueStats,
+    as_ref,
+    tensor_refs,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Ambient",
+    "Autocast",
+    "Call",
+    "Check",
+    "Comparison",
+    "Context",
+    "Coverage",
+    "Environment",
+    "Fate",
+    "Grade",
+    "GradeLevel",
+    "InitCall",
+    "LeafCheck",
+    "Measurement",
+    "Metadata",
+    "ModuleNode",
+    "OpRow",
+    "Profile",
+    "Reason",
+    "Rng",
+    "SourceRef",
+    "Status",
+    "Structure",
+    "TensorRef",
+    "TensorSpec",
+    "ValueStats",
+    "as_ref",
+    "collection_id",
+    "from_json",
+    "read_metadata",
+    "tensor_refs",
+    "to_json",
+]

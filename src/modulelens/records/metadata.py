@@ -1,0 +1,75 @@
+"""The whole record of one entry: what `metadata.json` holds."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from modulelens.records.call import Call
+from modulelens.records.check import Grade
+from modulelens.records.environment import Environment
+from modulelens.records.measurement import Measurement
+from modulelens.records.profile import Profile
+from modulelens.records.source import InitCall, SourceRef
+from modulelens.records.tensor import Structure
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One version of one module of one model.
+
+    `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
+    entry needs, directly or through nodes, to its size in bytes. `packages` are the top-level
+    packages whose classes may be decoded for this entry. `own_bytes` are the bytes of the tensors
+    of this module alone (shared ones included, each storage once).
+    """
+
+    schema: int
+    model: str
+    fqn: str
+    cls: str
+    version: int = 0
+    created: str = ""
+    trace_id: str = ""
+    step: int = 0
+    node: str = ""
+    depth: int = 0
+    params: int = 0
+    own_bytes: int = 0
+    init: InitCall | None = None
+    source: SourceRef | None = None
+    environment: Environment = Environment()
+    calls: tuple[Call, ...] = ()
+    dropped_calls: int = 0
+    recomputes: int = 0
+    param_grads: dict[str, Structure] = {}
+    gradient_notes: dict[str, str] = {}
+    ties: dict[str, tuple[str, ...]] = {}
+    packages: tuple[str, ...] = ()
+    blobs: dict[str, int] = {}
+    state_digest: str = ""
+    tags: tuple[str, ...] = ()
+    grade: Grade | None = None
+    measurement: Measurement | None = None
+    profile: Profile | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def collection(self) -> str:
+        """Id of the collection: all versions of this module of this model."""
+        return collection_id(self.model, self.fqn)
+
+    @property
+    def id(self) -> str:
+        """Id of the entry: `<collection id>/<version>`."""
+        return f"{self.collection}/{self.version}"
+
+    @property
+    def name(self) -> str:
+        """What people call it: `model/fqn`, or `model` for the root module."""
+        return f"{self.model}/{self.fqn}" if self.fqn else self.model
+
+
+def collection_id(model: str, fqn: str) -> str:
+    """md5 hex digest of `model/fqn`: the same on every machine, safe as a folder name."""
+    return hashlib.md5(f"{model}/{fqn}".encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,33 @@
+"""One module's own state at one moment. Children are referred to, not contained."""
+
+from __future__ import annotations
+
+import msgspec
+
+from modulelens.records.source import InitCall
+from modulelens.records.tensor import Structure
+
+
+class ModuleNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One `nn.Module` without its children.
+
+    `parameters`, `buffers` and `attributes` map a name to a structure (None for a slot that is
+    registered but empty). `children` maps a name to the digest of the child's node. `hooks`
+    holds foreign hooks that can be restored; `foreign_hooks` names those that cannot.
+    `opaque` maps an attribute to the reason why its value is not restored.
+    """
+
+    cls: str
+    training: bool = True
+    parameters: dict[str, Structure] = {}
+    buffers: dict[str, Structure] = {}
+    non_persistent: tuple[str, ...] = ()
+    attributes: dict[str, Structure] = {}
+    children: dict[str, str | None] = {}
+    parametrized: tuple[str, ...] = ()
+    hooks: Structure = None
+    foreign_hooks: tuple[str, ...] = ()
+    opaque: dict[str, str] = {}
+    extra_state: Structure = None
+    init: InitCall | None = None
+    refused: str = ""

@@ -1,0 +1,69 @@
+"""The records' version on disk, their canonical JSON, and the upgrades from older versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from modulelens.errors import Corrupted, SchemaTooNew
+from modulelens.records.metadata import Metadata
+
+SCHEMA = 1
+
+#: `UPGRADES[n]` turns a decoded version n into version n + 1. Only ever appended to.
+UPGRADES: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
+
+_FIRST = 1
+_encoder = msgspec.json.Encoder(order="deterministic")
+T = TypeVar("T")
+
+
+def to_json(record: Any) -> bytes:
+    """Canonical JSON: equal records give equal bytes. NaN and infinity are never written bare."""
+    return _encoder.encode(record)
+
+
+def from_json(data: bytes, kind: type[T], *, what: str) -> T:
+    """A record from JSON.
+
+    Args:
+        data: The JSON text.
+        kind: The record's class.
+        what: Names the file or blob in the error.
+
+    Raises:
+        Corrupted: The text is no JSON, or not of that kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupted(f"{what} cannot be read: {error}", hint="run `modulelens fsck`") from error
+
+
+def read_metadata(data: bytes, *, what: str) -> Metadata:
+    """`metadata.json` of any schema up to today's, upgraded.
+
+    Raises:
+        Corrupted: The text is no JSON, or not a metadata record.
+        SchemaTooNew: A newer ModuleLens wrote it.
+    """
+    head = from_json(data, _Head, what=what)
+    if head.schema > SCHEMA:
+        raise SchemaTooNew(
+            f"{what} has schema {head.schema}, this ModuleLens reads up to {SCHEMA}",
+            hint="pip install --upgrade modulelens",
+        )
+    if head.schema == SCHEMA:
+        return from_json(data, Metadata, what=what)
+    raw = from_json(data, dict, what=what)
+    if head.schema < _FIRST:
+        raise Corrupted(f"{what} has schema {head.schema}; the first was {_FIRST}")
+    for upgrade in UPGRADES[head.schema - _FIRST :]:
+        raw = upgrade(raw)
+    return from_json(to_json(raw | {"schema": SCHEMA}), Metadata, what=what)
+
+
+class _Head(msgspec.Struct):
+    schema: int

@@ -1,0 +1,1 @@
+"""Records in, text out. Knows no torch, no disk, and prints nothing itself."""

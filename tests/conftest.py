@@ -1,0 +1,30 @@
+"""What all tests share: quiet, small, and apart from the user's own repo."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+
+@pytest.fixture(autouse=True)
+def own_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points the default repo into the test's own folder."""
+    monkeypatch.setenv("MODULELENS_REPO", str(tmp_path / "default-repo"))
+    monkeypatch.delenv("MODULELENS_OUTPUT", raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine has not got, and says so."""
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
