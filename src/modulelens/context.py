@@ -1,0 +1,353 @@
+"""The ambient state of a call: torch's process-wide switches and the random streams.
+
+Knows how to read, apply and restore both. Knows no module, no record of a call, no disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from modulelens.records import Ambient, Autocast
+
+_C: Any = torch._C
+_MIXED = "mixed"
+_WORDS = 624
+_SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+_FP32 = tuple((b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
+
+
+def read_ambient() -> Ambient:
+    """The switches as they are now, of this thread where a switch is per thread."""
+    values = {name: read() for name, (read, _) in _SWITCHES.items()}
+    return Ambient(
+        grad_enabled=torch.is_grad_enabled(),
+        inference_mode=torch.is_inference_mode_enabled(),
+        autocast=_read_autocast() if _C._is_any_autocast_enabled() else (),
+        autocast_cache=torch.is_autocast_cache_enabled(),
+        **values,
+    )
+
+
+@contextlib.contextmanager
+def under(ambient: Ambient, *, device: str = "cpu") -> Iterator[None]:
+    """Applies every switch of `ambient`; afterwards all are as they were, also after an error.
+
+    Args:
+        ambient: The switches to apply.
+        device: Where the tensors of the body live. The autocast of an accelerator that this
+            machine lacks is applied to this device type instead.
+    """
+    before = read_ambient()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_switch, before)
+        _switch(ambient)
+        stack.enter_context(torch.inference_mode(ambient.inference_mode))
+        stack.enter_context(torch.set_grad_enabled(ambient.grad_enabled))
+        _enter_autocast(stack, ambient, device)
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class RngState:
+    """Random streams at one moment. Plain tensors, tuples and scalars; None: stream not kept.
+
+    `torch` is the CPU generator's state (uint8). `python` is (625 int64 words, next Gaussian or
+    None). `numpy` is (624 int64 words, position, has a next Gaussian, that Gaussian): the legacy
+    global stream, where it is a Mersenne Twister. `devices` holds one uint8 state per CUDA device.
+    """
+
+    torch: torch.Tensor | None = None
+    python: tuple[torch.Tensor, float | None] | None = None
+    numpy: tuple[torch.Tensor, int, int, float] | None = None
+    devices: tuple[torch.Tensor, ...] = ()
+
+
+class RngWatch:
+    """Reads the random streams cheaply, again and again.
+
+    `read` compares the generators' memory with what it was; only a stream that moved is taken.
+    """
+
+    def __init__(self) -> None:
+        self._python = _python_signature()
+        self._numpy: Callable[[], object] | None = None
+        self._seen: tuple[object, ...] = ()
+        self._state = RngState()
+
+    def read(self) -> RngState:
+        """The streams now; the same object as before while nothing was drawn."""
+        state = torch.default_generator.get_state()
+        if self._numpy is None and "numpy.random.mtrand" in sys.modules:
+            self._numpy = _numpy_signature(sys.modules["numpy.random.mtrand"])
+        seen = (
+            ctypes.string_at(state.data_ptr(), state.numel()),
+            self._python(),
+            self._numpy() if self._numpy else None,
+            _device_states(),
+        )
+        if seen != self._seen:
+            self._state = self._take(seen)
+            self._seen = seen
+        return self._state
+
+    def _take(self, seen: tuple[Any, ...]) -> RngState:
+        old, last = self._seen or (None,) * 4, self._state
+        with torch.inference_mode(False):
+            return RngState(
+                torch=last.torch if seen[0] == old[0] else _bytes_tensor(seen[0]),
+                python=last.python if seen[1] == old[1] else _take_python(),
+                numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
+                devices=tuple(map(_bytes_tensor, seen[3])),
+            )
+
+
+def set_rng(state: RngState) -> None:
+    """Sets every stream that `state` holds; the others stay as they are."""
+    if state.torch is not None:
+        torch.default_generator.set_state(state.torch)
+    if state.python is not None:
+        words, gauss = state.python
+        random.setstate((3, tuple(words.tolist()), gauss))
+    if state.numpy is not None:
+        keys, position, has_gauss, cached = state.numpy
+        np.random.set_state(
+            ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
+        )
+    if state.devices and torch.cuda.is_available():
+        for index, device_state in enumerate(state.devices[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state, index)
+
+
+@contextlib.contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Afterwards all random streams are bit for bit as they were, also after an error."""
+    state = RngWatch().read()
+    try:
+        yield
+    finally:
+        set_rng(state)
+
+
+# -- switches ------------------------------------------------------------------------------------
+
+
+def _read_matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses once its per-backend interface was used as well
+        return _MIXED
+
+
+def _set_matmul_precision(name: str) -> None:
+    if name != _MIXED:
+        torch.set_float32_matmul_precision(name)
+
+
+def _read_fp32() -> dict[str, str]:
+    return {f"{b}.{op}": _C._get_fp32_precision_getter(b, op) for b, op in _FP32}
+
+
+def _set_fp32(values: dict[str, str]) -> None:
+    now = _read_fp32()
+    for key, value in values.items():
+        if now.get(key) != value:
+            _C._set_fp32_precision_setter(*key.split("."), value)
+
+
+def _read_sdpa() -> tuple[str, ...]:
+    return tuple(name for name, read in _SDPA_READERS if read())
+
+
+def _set_sdpa(names: tuple[str, ...]) -> None:
+    for name in _SDPA:
+        getattr(_C, f"_set_sdp_use_{name}")(name in names)
+
+
+def _set_deterministic(enabled: bool) -> None:
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def _set_warn_only(warn_only: bool) -> None:
+    enabled = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+_SDPA_READERS = [(name, getattr(_C, f"_get_{name}_sdp_enabled")) for name in _SDPA]
+
+#: Field of `Ambient` -> how to read it, how to set it. In the order of setting: the old interface
+#: for float32 precision overwrites the new one, so `fp32_precision` comes after both of its words.
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default_dtype": (
+        lambda: str(torch.get_default_dtype())[len("torch.") :],
+        lambda name: torch.set_default_dtype(getattr(torch, name)),
+    ),
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "onednn": (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, _set_deterministic),
+    "deterministic_warn_only": (
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        _set_warn_only,
+    ),
+    "cudnn_enabled": (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    "cudnn_benchmark": (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    "matmul_precision": (_read_matmul_precision, _set_matmul_precision),
+    "allow_tf32": (
+        lambda: _C._get_fp32_precision_getter("cuda", "matmul") == "tf32",
+        _C._set_cublas_allow_tf32,
+    ),
+    "cudnn_tf32": (
+        lambda: _C._get_fp32_precision_getter("cuda", "conv") == "tf32",
+        _C._set_cudnn_allow_tf32,
+    ),
+    "fp32_precision": (_read_fp32, _set_fp32),
+    "sdpa": (_read_sdpa, _set_sdpa),
+}
+
+
+def _switch(target: Ambient) -> None:
+    for name, (read, write) in _SWITCHES.items():
+        wanted = getattr(target, name)
+        if read() != wanted:
+            write(wanted)
+
+
+def _read_autocast() -> tuple[Autocast, ...]:
+    return tuple(
+        Autocast(device=device, dtype=str(torch.get_autocast_dtype(device))[len("torch.") :])
+        for device in _C._autocast_supported_devices()
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def _enter_autocast(stack: contextlib.ExitStack, ambient: Ambient, device: str) -> None:
+    here = torch.device(device).type
+    wanted = {
+        (entry.device if _usable(entry.device) else here): getattr(torch, entry.dtype)
+        for entry in sorted(ambient.autocast, key=lambda entry: _usable(entry.device))
+    }
+    torch.clear_autocast_cache()  # casts of weights that may have changed in place since
+    for entry in _read_autocast():
+        if entry.device not in wanted:
+            stack.enter_context(torch.autocast(entry.device, enabled=False))
+    for kind, dtype in wanted.items():
+        stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=ambient.autocast_cache))
+
+
+def _usable(device: str) -> bool:
+    module = getattr(torch, device, None)
+    return device == "cpu" or bool(module and module.is_available())
+
+
+# -- random streams ------------------------------------------------------------------------------
+
+
+def _bytes_tensor(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def _take_python() -> tuple[torch.Tensor, float | None]:
+    _, words, gauss = random.getstate()
+    return torch.from_numpy(np.array(words, dtype=np.int64)), gauss
+
+
+def _take_numpy() -> tuple[torch.Tensor, int, int, float] | None:
+    if "numpy.random.mtrand" not in sys.modules:
+        return None
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    if kind != "MT19937":
+        return None
+    words = torch.from_numpy(np.array(keys, dtype=np.int64))
+    return words, int(position), int(has_gauss), float(cached)
+
+
+def _device_states() -> tuple[bytes, ...]:
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return ()
+    states = (torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count()))
+    return tuple(state.numpy().tobytes() for state in states)
+
+
+def _python_signature() -> Callable[[], object]:
+    """A reader of Python's global generator: its memory where the layout is proven, else its API."""
+    stream: random.Random = random._inst  # type: ignore[attr-defined]
+    if type(stream) is not random.Random or not _python_layout_known():
+        return random.getstate
+    address, size = id(stream) + object.__basicsize__, 4 * (_WORDS + 1)
+    return lambda: (ctypes.string_at(address, size), stream.gauss_next)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _python_layout_known() -> bool:
+    """Whether an index and 624 words follow the object's head, checked on a private generator."""
+    head, size = object.__basicsize__, 4 * (_WORDS + 1)
+    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < head + size:
+        return False
+    probe = random.Random(7)
+    for _ in range(3):
+        memory = np.frombuffer(ctypes.string_at(id(probe) + head, size), dtype=np.uint32).tolist()
+        words = probe.getstate()[1]
+        if memory != [words[-1], *words[:-1]]:
+            return False
+        probe.random()
+    return True
+
+
+def _numpy_signature(mtrand: ModuleType) -> Callable[[], object]:
+    """A reader of numpy's legacy global stream: its memory where proven, else its API."""
+    stream, offset = mtrand._rand, _numpy_gauss_offset(mtrand.RandomState)
+    if offset is None or not hasattr(stream, "_bit_generator"):
+        return _numpy_state
+    generator = stream._bit_generator
+    if type(generator).__name__ != "MT19937":
+        return _numpy_state
+    words, gauss = generator.ctypes.state_address, id(stream) + offset
+
+    def read() -> object:
+        if stream._bit_generator is not generator:  # numpy.random.set_bit_generator
+            return _numpy_state()
+        return ctypes.string_at(words, 4 * (_WORDS + 1)), ctypes.string_at(gauss, 16)
+
+    return read
+
+
+def _numpy_state() -> object:
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return kind, np.asarray(keys).tobytes(), position, has_gauss, cached
+
+
+@functools.cache
+def _numpy_gauss_offset(kind: Any) -> int | None:
+    """Where the flag and the value of the next Gaussian lie in a `RandomState`; None: unknown.
+
+    The value is found in the memory of a private stream, and must come and go with the draws.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    probe = kind(7)
+    size = kind.__basicsize__
+    probe.standard_normal()
+    wanted = np.float64(probe.get_state(legacy=False)["gauss"]).tobytes()
+    at = ctypes.string_at(id(probe), size).find(wanted)
+    if at < 8:
+        return None
+    flags = []
+    for _ in range(3):
+        flags.append(ctypes.c_int.from_address(id(probe) + at - 8).value)
+        probe.standard_normal()
+    address = probe._bit_generator.ctypes.state_address
+    keys = probe.get_state(legacy=False)["state"]
+    memory = np.frombuffer(ctypes.string_at(address, 4 * (_WORDS + 1)), dtype=np.uint32)
+    same = memory[:_WORDS].tolist() == keys["key"].tolist() and int(memory[_WORDS]) == keys["pos"]
+    return at - 8 if flags == [1, 0, 1] and same else None
