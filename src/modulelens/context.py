@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from modulelens.records import Ambient, Autocast
 
 _C: Any = torch._C
+_cuda: Any = torch.cuda
 _MIXED = "mixed"
 _WORDS = 624
+_Words = ctypes.c_char * (4 * (_WORDS + 1))
 _SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
 _FP32 = tuple((b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
 
@@ -34,7 +37,6 @@ def read_ambient() -> Ambient:
         grad_enabled=torch.is_grad_enabled(),
         inference_mode=torch.is_inference_mode_enabled(),
         autocast=_read_autocast() if _C._is_any_autocast_enabled() else (),
-        autocast_cache=torch.is_autocast_cache_enabled(),
         **values,
     )
 
@@ -67,10 +69,10 @@ class RngState:
     global stream, where it is a Mersenne Twister. `devices` holds one uint8 state per CUDA device.
     """
 
-    torch: torch.Tensor | None = None
-    python: tuple[torch.Tensor, float | None] | None = None
-    numpy: tuple[torch.Tensor, int, int, float] | None = None
-    devices: tuple[torch.Tensor, ...] = ()
+    torch: Tensor | None = None
+    python: tuple[Tensor, float | None] | None = None
+    numpy: tuple[Tensor, int, int, float] | None = None
+    devices: tuple[Tensor, ...] = ()
 
 
 class RngWatch:
@@ -80,6 +82,8 @@ class RngWatch:
     """
 
     def __init__(self) -> None:
+        self._torch = torch.default_generator.get_state
+        self._torch_memory = ctypes.c_char * self._torch().numel()
         self._python = _python_signature()
         self._numpy: Callable[[], object] | None = None
         self._seen: tuple[object, ...] = ()
@@ -87,29 +91,29 @@ class RngWatch:
 
     def read(self) -> RngState:
         """The streams now; the same object as before while nothing was drawn."""
-        state = torch.default_generator.get_state()
+        state = self._torch()
         if self._numpy is None and "numpy.random.mtrand" in sys.modules:
             self._numpy = _numpy_signature(sys.modules["numpy.random.mtrand"])
         seen = (
-            ctypes.string_at(state.data_ptr(), state.numel()),
+            self._torch_memory.from_address(state.data_ptr()).raw,
             self._python(),
             self._numpy() if self._numpy else None,
             _device_states(),
         )
         if seen != self._seen:
-            self._state = self._take(seen)
+            with torch.inference_mode(False) if state.is_inference() else contextlib.nullcontext():
+                self._state = self._take(seen, state.clone() if state.is_inference() else state)
             self._seen = seen
         return self._state
 
-    def _take(self, seen: tuple[Any, ...]) -> RngState:
+    def _take(self, seen: tuple[Any, ...], state: Tensor) -> RngState:
         old, last = self._seen or (None,) * 4, self._state
-        with torch.inference_mode(False):
-            return RngState(
-                torch=last.torch if seen[0] == old[0] else _bytes_tensor(seen[0]),
-                python=last.python if seen[1] == old[1] else _take_python(),
-                numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
-                devices=tuple(map(_bytes_tensor, seen[3])),
-            )
+        return RngState(
+            torch=last.torch if seen[0] == old[0] else state,
+            python=last.python if seen[1] == old[1] else _take_python(),
+            numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
+            devices=tuple(map(_bytes_tensor, seen[3])),
+        )
 
 
 def set_rng(state: RngState) -> None:
@@ -193,6 +197,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda: str(torch.get_default_dtype())[len("torch.") :],
         lambda name: torch.set_default_dtype(getattr(torch, name)),
     ),
+    "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
     "onednn": (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
     "deterministic": (torch.are_deterministic_algorithms_enabled, _set_deterministic),
@@ -253,50 +258,51 @@ def _usable(device: str) -> bool:
 # -- random streams ------------------------------------------------------------------------------
 
 
-def _bytes_tensor(raw: bytes) -> torch.Tensor:
+def _bytes_tensor(raw: bytes) -> Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-def _take_python() -> tuple[torch.Tensor, float | None]:
+def _take_python() -> tuple[Tensor, float | None]:
     _, words, gauss = random.getstate()
     return torch.from_numpy(np.array(words, dtype=np.int64)), gauss
 
 
-def _take_numpy() -> tuple[torch.Tensor, int, int, float] | None:
+def _take_numpy() -> tuple[Tensor, int, int, float] | None:
     if "numpy.random.mtrand" not in sys.modules:
         return None
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    if kind != "MT19937":
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
         return None
-    words = torch.from_numpy(np.array(keys, dtype=np.int64))
-    return words, int(position), int(has_gauss), float(cached)
+    words = torch.from_numpy(state["state"]["key"].astype(np.int64))
+    return words, int(state["state"]["pos"]), int(state["has_gauss"]), float(state["gauss"])
 
 
 def _device_states() -> tuple[bytes, ...]:
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    if not _cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return ()
     states = (torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count()))
     return tuple(state.numpy().tobytes() for state in states)
 
 
 def _python_signature() -> Callable[[], object]:
-    """A reader of Python's global generator: its memory where the layout is proven, else its API."""
-    stream: random.Random = random._inst  # type: ignore[attr-defined]
+    """A reader of Python's global stream: its memory where the layout is proven, else its API."""
+    stream: random.Random = random._inst
     if type(stream) is not random.Random or not _python_layout_known():
         return random.getstate
-    address, size = id(stream) + object.__basicsize__, 4 * (_WORDS + 1)
-    return lambda: (ctypes.string_at(address, size), stream.gauss_next)  # type: ignore[attr-defined]
+    memory = _Words.from_address(id(stream) + object.__basicsize__)
+    return lambda: (memory.raw, stream.gauss_next)  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _python_layout_known() -> bool:
     """Whether an index and 624 words follow the object's head, checked on a private generator."""
-    head, size = object.__basicsize__, 4 * (_WORDS + 1)
-    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < head + size:
+    head = object.__basicsize__
+    size = head + ctypes.sizeof(_Words)
+    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < size:
         return False
     probe = random.Random(7)
     for _ in range(3):
-        memory = np.frombuffer(ctypes.string_at(id(probe) + head, size), dtype=np.uint32).tolist()
+        memory = np.frombuffer(_Words.from_address(id(probe) + head).raw, dtype=np.uint32).tolist()
         words = probe.getstate()[1]
         if memory != [words[-1], *words[:-1]]:
             return False
@@ -312,19 +318,21 @@ def _numpy_signature(mtrand: ModuleType) -> Callable[[], object]:
     generator = stream._bit_generator
     if type(generator).__name__ != "MT19937":
         return _numpy_state
-    words, gauss = generator.ctypes.state_address, id(stream) + offset
+    words = _Words.from_address(generator.ctypes.state_address)
+    gauss = (ctypes.c_char * 16).from_address(id(stream) + offset)
 
     def read() -> object:
         if stream._bit_generator is not generator:  # numpy.random.set_bit_generator
             return _numpy_state()
-        return ctypes.string_at(words, 4 * (_WORDS + 1)), ctypes.string_at(gauss, 16)
+        return words.raw, gauss.raw
 
     return read
 
 
 def _numpy_state() -> object:
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    return kind, np.asarray(keys).tobytes(), position, has_gauss, cached
+    state: Any = np.random.get_state(legacy=False)
+    words = [np.asarray(value).tobytes() for value in state["state"].values()]
+    return state["bit_generator"], words, state["has_gauss"], state["gauss"]
 
 
 @functools.cache
@@ -348,6 +356,6 @@ def _numpy_gauss_offset(kind: Any) -> int | None:
         probe.standard_normal()
     address = probe._bit_generator.ctypes.state_address
     keys = probe.get_state(legacy=False)["state"]
-    memory = np.frombuffer(ctypes.string_at(address, 4 * (_WORDS + 1)), dtype=np.uint32)
+    memory = np.frombuffer(_Words.from_address(address).raw, dtype=np.uint32)
     same = memory[:_WORDS].tolist() == keys["key"].tolist() and int(memory[_WORDS]) == keys["pos"]
     return at - 8 if flags == [1, 0, 1] and same else None
