@@ -1,0 +1,1 @@
+"""Callables and inputs -> verdicts and numbers. Knows any `nn.Module`, no store."""

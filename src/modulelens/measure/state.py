@@ -1,0 +1,142 @@
+"""What a run can change in a module, and how to put it back. Knows no inputs and no random streams.
+
+Tensors are watched per storage by copy-on-write: while nobody wrote, snapshot and storage are the
+same memory, which is also how an untouched storage is recognised at no cost.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modulelens.tree import flatten, is_plain
+
+_MAX_DEPTH = 8
+_address: Any = getattr(torch._C, "_data_address")  # noqa: B009 - missing in torch's stubs
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
+_NOT_STATE = (
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+)
+
+
+class ModuleState:
+    """A module's state at one moment: tensors, attributes, flags, containers.
+
+    Covers the whole subtree: parameters, buffers, plain tensor attributes, `training` flags,
+    attributes that were added, removed or replaced, the content of lists, dicts, sets and plain
+    objects hanging on it, and `torch.Generator`s. Native objects are not covered.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._storages: dict[int, tuple[Tensor, Tensor]] = {}
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._seen: dict[int, object] = {}
+        if module is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._walk(module, 0)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The live tensors of the module, each object once."""
+        return [tensor for tensor, _ in self._tensors]
+
+    def restore(self) -> None:
+        """Puts everything back bit for bit, keeping every object's identity; clears `.grad`."""
+        with torch.inference_mode(False), torch.no_grad():
+            for container, saved in self._containers:
+                _refill(container, saved)
+            for tensor, alias in self._tensors:
+                _restore_tensor(tensor, alias)
+            for live, snapshot in self._storages.values():
+                if _address(live) != _address(snapshot):
+                    live.copy_(snapshot)
+            for generator, state in self._generators:
+                generator.set_state(state)
+
+    def _walk(self, value: Any, depth: int) -> None:
+        if isinstance(value, _ATOMS) or depth > _MAX_DEPTH or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._keep_tensor(value)
+        elif isinstance(value, nn.Module):
+            self._keep(vars(value), 0)
+        elif isinstance(value, dict | list | set | collections.deque):
+            self._keep(value, depth)
+        elif isinstance(value, tuple | frozenset):
+            for item in value:
+                self._walk(item, depth + 1)
+        elif isinstance(value, torch.Generator):
+            self._generators.append((value, value.get_state()))
+        elif not isinstance(value, _NOT_STATE) and isinstance(
+            getattr(value, "__dict__", None), dict
+        ):
+            self._keep(vars(value), depth)
+
+    def _keep(self, container: Any, depth: int) -> None:
+        mapping = isinstance(container, dict)
+        saved: Any = dict(container) if mapping else list(container)
+        self._containers.append((container, saved))
+        for item in saved.values() if mapping else saved:
+            self._walk(item, depth + 1)
+
+    def _keep_tensor(self, tensor: Tensor) -> None:
+        if not is_plain(tensor):
+            for part in flatten(tensor).tensors:
+                self._keep_storage(part)
+            return
+        self._tensors.append((tensor, tensor.detach().requires_grad_(tensor.requires_grad)))
+        self._keep_storage(tensor)
+
+    def _keep_storage(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._storages or tensor.is_meta or not storage.nbytes():
+            return
+        live = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        try:
+            snapshot = torch._lazy_clone(live)
+        except RuntimeError:  # memory that torch does not own: numpy's, a mapped file's
+            snapshot = live.clone()
+        self._storages[storage._cdata] = live, snapshot
+
+
+def _refill(container: Any, saved: Any) -> None:
+    if isinstance(container, dict):
+        now = list(container.items())
+        same = len(now) == len(saved) and all(
+            a == c and b is d for (a, b), (c, d) in zip(now, saved.items(), strict=True)
+        )
+    else:
+        now = list(container)
+        same = len(now) == len(saved) and all(a is b for a, b in zip(now, saved, strict=True))
+    if same:
+        return
+    container.clear()
+    (container.extend if isinstance(container, list | collections.deque) else container.update)(
+        saved
+    )
+
+
+def _restore_tensor(tensor: Tensor, alias: Tensor) -> None:
+    moved = (
+        tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata
+        or (tensor.dtype, tensor.shape, tensor.stride())
+        != (alias.dtype, alias.shape, alias.stride())
+        or tensor.storage_offset() != alias.storage_offset()
+    )
+    if moved:
+        tensor.data = alias.detach()
+    if tensor.is_leaf:
+        tensor.grad = None
+        if tensor.requires_grad is not alias.requires_grad:
+            tensor.requires_grad_(alias.requires_grad)
