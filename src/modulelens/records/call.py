@@ -15,7 +15,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     before the call; `args_after` and `kwargs_after` are set only when the call changed them, and
     `mutated` names the paths. `buffers_after` holds, by dotted name, the buffers and plain tensor
     attributes that the call changed, with their values after it. `grad_output` and `grad_input`
-    are by leaf path; the gradients of inputs are totals over all consumers in the step.
+    are by leaf number, in the order of `tree.flatten` over the output and over `(args, kwargs)`;
+    the gradients of inputs are totals over all consumers in the step.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     buffers_after: dict[str, Structure] = {}
     grad_output: dict[str, Structure] = {}
     grad_input: dict[str, Structure] = {}
+    step: int = 0
     thread: int = 0
     method: str = "forward"
     flags: tuple[str, ...] = ()

@@ -28,6 +28,5 @@ class ModuleNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hooks: Structure = None
     foreign_hooks: tuple[str, ...] = ()
     opaque: dict[str, str] = {}
-    extra_state: Structure = None
     init: InitCall | None = None
     refused: str = ""

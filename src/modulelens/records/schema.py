@@ -16,12 +16,12 @@ SCHEMA = 1
 UPGRADES: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
 
 _FIRST = 1
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """Canonical JSON: equal records give equal bytes. NaN and infinity are never written bare."""
+    """JSON of a record: equal records give equal bytes. Dicts keep their order: it has a meaning."""
     return _encoder.encode(record)
 
 

@@ -50,11 +50,13 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Exactly one of `blob` (a digest) and `key` (a key of the entry's `state.pt`) is set; neither
     is when only the shape was kept. `offset` counts elements from the start of those bytes.
     Tensors with the same `group` shared memory in the live model; tensors of different groups
-    did not, even when their bytes are equal and so share one blob.
+    did not, even when their bytes are equal and so share one blob. References with the same
+    `object` (not -1) were one tensor object.
     """
 
     spec: TensorSpec
     group: int
+    object: int = -1
     offset: int = 0
     nbytes: int = 0
     blob: str | None = None

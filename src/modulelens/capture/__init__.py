@@ -1,0 +1,8 @@
+"""Live model -> Trace. Never writes to disk, never changes what the step computes."""
+
+from modulelens.capture.capture import Capture
+from modulelens.capture.init import track_init
+from modulelens.capture.keep import Keep
+from modulelens.capture.trace import Trace, trace
+
+__all__ = ["Capture", "Keep", "Trace", "trace", "track_init"]

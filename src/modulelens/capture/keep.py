@@ -1,0 +1,43 @@
+"""What a trace keeps of each module. Knows the user's wish, not how it is carried out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from modulelens.errors import UsageError
+
+Content = Literal["full", "shape"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What a trace keeps.
+
+    Args:
+        tensors: Inputs and outputs: "full" keeps their bytes, "shape" keeps description and value
+            statistics; small integer and bool tensors keep their values in both.
+        weights: The same for parameters and buffers.
+        grads: Keep the gradients of outputs, inputs and parameters, so that backward is checked.
+        max_calls: Most calls kept per module and step; further ones are counted.
+        max_bytes: Most bytes of tensors kept per trace; modules beyond it keep shapes only, and
+            `coverage` names them. None: no limit.
+        embedding_rows: "touched" keeps only the rows of large embedding tables that were looked
+            up; "all" keeps whole tables.
+    """
+
+    tensors: Content = "full"
+    weights: Content = "full"
+    grads: bool = False
+    max_calls: int = 8
+    max_bytes: int | None = None
+    embedding_rows: Literal["touched", "all"] = "all"
+
+    def __post_init__(self) -> None:
+        for name in ("tensors", "weights"):
+            if getattr(self, name) not in ("full", "shape"):
+                raise UsageError(f"Keep({name}={getattr(self, name)!r}): use 'full' or 'shape'")
+        if self.max_calls < 1:
+            raise UsageError(f"Keep(max_calls={self.max_calls}): at least 1")
+        if self.embedding_rows not in ("touched", "all"):
+            raise UsageError(f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'")

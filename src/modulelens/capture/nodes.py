@@ -1,0 +1,186 @@
+"""Each module's own state, versioned over the step.
+
+Knows a model's modules and how one of them is encoded without its children. A module's state may
+change at its own calls only (its hooks see that), so at any moment of the step the state of a
+subtree is, per module, the last version noted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.utils import parametrize
+
+from modulelens.capture.init import KEY
+from modulelens.records import TensorRef
+from modulelens.tree import Encoder, display_path, path_of
+from modulelens.tree.encode import SKIPPED_ATTRIBUTES
+
+_INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
+_HOOK_DICTS = (("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"), ("_forward_hooks", "_forward_hooks_with_kwargs"))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnState:
+    """One module's own state; two of them are equal when nothing changed in between."""
+
+    cls: str
+    training: bool
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+    non_persistent: tuple[str, ...]
+    attributes: dict[str, Any]
+    children: tuple[tuple[str, int], ...]
+    parametrized: tuple[str, ...]
+    hooks: tuple[Any, ...]
+    foreign_hooks: tuple[str, ...]
+    opaque: dict[str, str]
+    refused: str
+
+
+class Nodes:
+    """The modules of one model and the versions of their states.
+
+    Args:
+        root: The model.
+        ref: A tensor -> its reference (takes a snapshot).
+        own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
+    """
+
+    def __init__(self, root: nn.Module, ref: Callable[[Tensor], TensorRef], own_hooks: set[int]) -> None:
+        self._ref = ref
+        self._own_hooks = own_hooks
+        self.modules: list[nn.Module] = []
+        self.fqns: list[str] = []
+        self.index: dict[int, int] = {}
+        self.versions: list[list[tuple[int, OwnState]]] = []
+        self.epoch = 0
+        for fqn, module in root.named_modules():
+            self._add(module, clean_fqn(fqn))
+        self.in_tree = len(self.modules)
+
+    def _add(self, module: nn.Module, fqn: str) -> int:
+        number = self.index[id(module)] = len(self.modules)
+        self.modules.append(module)
+        self.fqns.append(fqn)
+        self.versions.append([])
+        return number
+
+    def number(self, module: nn.Module) -> int:
+        """The module's number; one outside the model's tree gets a new one and is noted now."""
+        found = self.index.get(id(module))
+        if found is not None:
+            return found
+        number = self._add(module, "")
+        self.note([number])
+        for child in module.children():
+            self.number(child)
+        return number
+
+    def note(self, numbers: Iterable[int]) -> int:
+        """Notes the present state of these modules where it changed; returns the moment."""
+        changed = False
+        for number in numbers:
+            versions = self.versions[number]
+            state = self._own(self.modules[number])
+            if not versions or versions[-1][1] != state:
+                versions.append((self.epoch, state))
+                changed = True
+        now = self.epoch
+        self.epoch += changed
+        return now
+
+    def state_at(self, number: int, moment: int) -> OwnState:
+        """The module's own state at a moment that `note` returned (its first one if later)."""
+        versions = self.versions[number]
+        place = bisect.bisect_right(versions, moment, key=lambda v: v[0]) - 1
+        return versions[max(place, 0)][1]
+
+    def subtree(self, number: int) -> list[int]:
+        """The numbers of the module and all modules below it."""
+        return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+
+    def _own(self, module: nn.Module) -> OwnState:
+        inside = vars(module)
+        encoder = Encoder(self._ref, module=self._refer)
+        parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
+        buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
+        attributes: dict[str, Any] = {}
+        opaque: dict[str, str] = {}
+        for name, value in inside.items():
+            if name in _INTERNAL or name in SKIPPED_ATTRIBUTES:
+                continue
+            seen = len(encoder.opaque)
+            attributes[name] = Encoder.encode(encoder, value)
+            if len(encoder.opaque) > seen:
+                opaque[name] = encoder.opaque[seen]
+        children = tuple(
+            (n, -1 if c is None else self.number(c)) for n, c in inside["_modules"].items()
+        )
+        hooks, foreign = self._hooks(inside)
+        parametrized: tuple[str, ...] = ()
+        if parametrize.is_parametrized(module):
+            parametrized = tuple(inside["_modules"]["parametrizations"])
+        cls = type(module).__mro__[1] if parametrized else type(module)
+        return OwnState(
+            cls=display_path(cls),
+            training=inside["training"],
+            parameters=parameters,
+            buffers=buffers,
+            non_persistent=tuple(sorted(inside["_non_persistent_buffers_set"])),
+            attributes=attributes,
+            children=children,
+            parametrized=parametrized,
+            hooks=hooks,
+            foreign_hooks=foreign,
+            opaque=opaque,
+            refused=_refusal(module, cls),
+        )
+
+    def _refer(self, module: nn.Module) -> Any:
+        return {"number": self.number(module)}
+
+    def _hooks(self, inside: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        kept, foreign = [], []
+        for kind, kwargs_kind in _HOOK_DICTS:
+            for hook_id, hook in inside[kind].items():
+                if hook_id in self._own_hooks:
+                    continue
+                encoder = Encoder(self._ref, module=self._refer)
+                encoded = encoder.encode(hook)
+                if encoder.opaque:
+                    foreign.append(getattr(hook, "__qualname__", type(hook).__qualname__))
+                else:
+                    kept.append({"kind": kind, "kwargs": hook_id in inside[kwargs_kind], "hook": encoded})
+        return tuple(kept), tuple(foreign)
+
+
+def clean_fqn(fqn: str) -> str:
+    """The path without the segment that `torch.compile` puts in."""
+    return ".".join(part for part in fqn.split(".") if part != "_orig_mod")
+
+
+def has_weight_hooks(module: nn.Module) -> bool:
+    """Whether a pre-hook of `torch.nn.utils` (legacy weight or spectral norm) sets its weights."""
+    return any(type(h).__module__.startswith("torch.nn.utils.") for h in module._forward_pre_hooks.values())
+
+
+def _refusal(module: nn.Module, cls: type) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "script: a ScriptModule has no Python class to rebuild from"
+    if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
+        return "uninitialized: lazy parameters before the first call; trace a later step (warmup >= 1)"
+    forward = vars(module).get("forward")
+    if isinstance(forward, types.FunctionType) and path_of(forward) is None:
+        return f"opaque_attribute: forward was replaced on the instance by {forward.__qualname__}"
+    if path_of(cls) is None:
+        where = "inside a function" if "<locals>" in cls.__qualname__ else "at run time"
+        return f"not_importable: class {cls.__qualname__} is not importable (defined {where})"
+    return ""

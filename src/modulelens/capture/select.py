@@ -1,0 +1,78 @@
+"""Which modules a trace is asked for, and what they are called. Knows wrappers and patterns."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from modulelens.errors import NotFound, UsageError
+
+
+def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model inside `torch.compile`, DataParallel and DistributedDataParallel wrappers.
+
+    Returns:
+        The inner model, and the class names of the wrappers around it, outermost first.
+    """
+    wrappers: list[str] = []
+    while True:
+        name = type(model).__name__
+        if name == "OptimizedModule" and isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            wrappers.append("torch.compile")
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+            wrappers.append(name)
+        else:
+            return model, wrappers
+        model = inner
+
+
+def check_model(model: object) -> None:
+    """Refuses what is no module.
+
+    Raises:
+        UsageError: `model` is not an `nn.Module` instance.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(
+            f"model is the class {model.__name__}, not a module", hint=f"pass an instance: {model.__name__}(...)"
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model is a {type(model).__name__}, not an nn.Module",
+            hint="pass the module whose forward is called once per training step",
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("model is a ScriptModule; its modules cannot be seen", hint="trace the eager model")
+
+
+def select(names: Sequence[str], modules: Sequence[nn.Module], patterns: str | Sequence[str]) -> list[int]:
+    """The numbers of the modules that match any pattern.
+
+    A pattern is a glob over the fqn (`layers.*.attn`, `*`, `""` for the root) or over the class
+    name (`Linear`, `*Attention`).
+
+    Raises:
+        NotFound: A pattern matches no module.
+    """
+    asked = [patterns] if isinstance(patterns, str) else list(patterns)
+    found: set[int] = set()
+    for pattern in asked:
+        hits = {
+            i
+            for i, (name, module) in enumerate(zip(names, modules, strict=True))
+            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(type(module).__name__, pattern)
+        }
+        if not hits:
+            known = [*names, *{type(m).__name__ for m in modules}]
+            raise NotFound(
+                f"no module matches {pattern!r}",
+                hint="patterns are globs over fqns ('layers.*.attn') or class names ('Linear')",
+                did_you_mean=difflib.get_close_matches(pattern, known, n=3),
+            )
+        found |= hits
+    return sorted(found)

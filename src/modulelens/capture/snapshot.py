@@ -1,0 +1,236 @@
+"""Storages as they are at one moment, without copying where torch can share pages.
+
+Knows tensors and storages; knows no modules and no disk. A snapshot is taken per storage, so
+tensors that share memory share their snapshot. While a snapshot lives, its memory belongs to
+nobody else: the same address with the same size is the same bytes, also across versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modulelens.records import TensorRef
+from modulelens.tree import spec_of
+
+_C: Any = torch._C
+_lazy_clone: Any = getattr(torch, "_lazy_clone", None)
+#: Storages larger than this, of which a tensor shows a small part, are copied only in that part.
+_LARGE_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(eq=False)
+class Snapshot:
+    """One storage as it was. `data` is on the CPU once `settle` ran.
+
+    `low` and `high` bound the bytes that some tensor showed; `start` is where `data` begins in
+    the original storage (0 unless only a part was copied).
+    """
+
+    number: int
+    group: int
+    base: int
+    nbytes: int
+    data: torch.UntypedStorage
+    shared: bool
+    start: int = 0
+    low: int = 1 << 62
+    high: int = 0
+    pending: Any = None
+
+    def settle(self) -> None:
+        """Waits for the copy from an accelerator, if there was one."""
+        if self.pending is not None:
+            self.pending.synchronize()
+            self.pending = None
+
+
+class Snapshots:
+    """Takes snapshots and gives tensors their references.
+
+    References name a snapshot as `key = "s<number>"`; storing replaces that by a digest.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[Snapshot] = []
+        self.copied = 0
+        self._latest: dict[int, tuple[weakref.ref[Any], Snapshot]] = {}
+        self._by_place: dict[tuple[int, int], Snapshot] = {}
+        self._objects: dict[int, tuple[weakref.ref[Tensor], int, TensorRef | None]] = {}
+        self._object_count = 0
+        self._group_count = 0
+        self._never_shared: dict[int, torch.UntypedStorage] = {}
+        self._side_streams: dict[torch.device, Any] = {}
+
+    def ref(self, tensor: Tensor) -> TensorRef:
+        """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
+        known = self._objects.get(id(tensor))
+        number, last = (known[1], known[2]) if known is not None and known[0]() is tensor else (-1, None)
+        if last is not None and self._unchanged(tensor, last):
+            return last
+        if number < 0:
+            number = self._object_count
+            self._object_count += 1
+        ref = self._new_ref(tensor, number)
+        self._objects[id(tensor)] = (weakref.ref(tensor), number, ref)
+        return ref
+
+    def changed(self, tensor: Tensor, ref: TensorRef) -> bool:
+        """Whether the tensor's storage was written to since `ref` was made."""
+        if ref.key is None:
+            return False
+        snapshot = self.taken[int(ref.key[1:])]
+        if snapshot.shared:
+            return _base(tensor) != snapshot.base
+        return not self._same_bytes(tensor, snapshot)
+
+    def never_share(self, tensor: Tensor) -> None:
+        """From now on copies this tensor's storage instead of sharing its pages.
+
+        Needed for storages that a kernel writes to inside a parallel region, where torch refuses
+        to copy a shared page (`ctc_loss`'s backward).
+        """
+        if tensor.device.type == "cpu":
+            tensor.data_ptr()  # un-shares it if it is shared already
+            self._never_shared[_C._storage_address(tensor)] = tensor.untyped_storage()
+
+    def forget_live(self) -> None:
+        """Drops all that refers to live tensors. Snapshots taken so far stay valid."""
+        self._latest.clear()
+        self._by_place.clear()
+        self._objects.clear()
+        self._never_shared.clear()
+
+    def _unchanged(self, tensor: Tensor, ref: TensorRef) -> bool:
+        return (
+            ref.key is not None
+            and not self.changed(tensor, ref)
+            and ref.spec.requires_grad == tensor.requires_grad
+            and ref.spec.shape == tensor.shape
+            and ref.leaf == tensor.is_leaf
+        )
+
+    def _new_ref(self, tensor: Tensor, number: int) -> TensorRef:
+        snapshot = self._snapshot(tensor)
+        offset = tensor.storage_offset()
+        if tensor.numel():
+            low, high = _extent(tensor)
+            snapshot.low, snapshot.high = min(snapshot.low, low), max(snapshot.high, high)
+        return TensorRef(
+            spec=spec_of(tensor),
+            group=snapshot.group,
+            object=number,
+            offset=offset,
+            nbytes=snapshot.nbytes,
+            key=f"s{snapshot.number}",
+            leaf=tensor.is_leaf,
+            conj=tensor.is_conj(),
+            neg=tensor.is_neg(),
+        )
+
+    def _snapshot(self, tensor: Tensor) -> Snapshot:
+        address = _C._storage_address(tensor)
+        storage = tensor.untyped_storage()
+        base, nbytes = _base(tensor), storage.nbytes()
+        known = self._latest.get(address)
+        same_storage = known is not None and known[0]() is storage
+        found = self._by_place.get((base, nbytes)) if nbytes else None
+        if found is not None and (found.shared or (same_storage and self._same_bytes(tensor, found))):
+            return found
+        group = known[1].group if same_storage and known else self._new_group()
+        snapshot = self._take(tensor, storage, base, group)
+        self._latest[address] = (weakref.ref(storage), snapshot)
+        self._by_place[base, nbytes] = snapshot
+        return snapshot
+
+    def _new_group(self) -> int:
+        self._group_count += 1
+        return self._group_count - 1
+
+    def _take(self, tensor: Tensor, storage: torch.UntypedStorage, base: int, group: int) -> Snapshot:
+        start, shared, pending = 0, False, None
+        data: torch.UntypedStorage
+        if storage.device.type != "cpu":
+            data, pending = self._from_device(storage)
+        elif storage.nbytes() == 0:
+            data, shared = torch.UntypedStorage(0), True
+        else:
+            lazily = None if _C._storage_address(tensor) in self._never_shared else _share(storage)
+            shared = lazily is not None
+            data, start = (lazily, 0) if lazily is not None else _copy(tensor, storage)
+            self.copied += not shared
+        snapshot = Snapshot(
+            number=len(self.taken),
+            group=group,
+            base=base,
+            nbytes=storage.nbytes(),
+            data=data,
+            shared=shared,
+            start=start,
+            pending=pending,
+        )
+        self.taken.append(snapshot)
+        return snapshot
+
+    def _from_device(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, Any]:
+        # A device-side copy is ordered with the step's own kernels; the slow way to the host runs
+        # beside them on a side stream, into pinned memory.
+        device: Any = storage.device
+        live = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        copy = live.clone()
+        if device.type != "cuda":
+            return copy.cpu().untyped_storage(), None
+        stream = self._side_streams.setdefault(device, torch.cuda.Stream(device))
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            host = torch.empty(copy.numel(), dtype=torch.uint8, pin_memory=True)
+            host.copy_(copy, non_blocking=True)
+            copy.record_stream(stream)
+            event = torch.cuda.Event()
+            event.record(stream)
+        return host.untyped_storage(), event
+
+    def _same_bytes(self, tensor: Tensor, snapshot: Snapshot) -> bool:
+        if snapshot.pending is not None or tensor.device.type != "cpu":
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != snapshot.nbytes:
+            return False
+        low, high = _extent(tensor) if tensor.numel() else (0, 0)
+        if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
+            return False
+        live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]
+        kept = torch.empty(0, dtype=torch.uint8).set_(snapshot.data)
+        return torch.equal(live, kept[low - snapshot.start : high - snapshot.start])
+
+
+def _base(tensor: Tensor) -> int:
+    address: int = _C._data_address(tensor)
+    return address - tensor.storage_offset() * tensor.element_size() if tensor.numel() else address
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    first = tensor.storage_offset()
+    last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    size = tensor.element_size()
+    return first * size, (last + 1) * size
+
+
+def _share(storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+    live = torch.empty(0, dtype=torch.uint8).set_(storage)
+    try:
+        return _lazy_clone(live).untyped_storage()  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError):  # an older torch; memory that torch did not allocate: numpy, mmap, shm
+        return None
+
+
+def _copy(tensor: Tensor, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, int]:
+    low, high = _extent(tensor) if tensor.numel() else (0, 0)
+    if storage.nbytes() <= _LARGE_BYTES or 2 * (high - low) > storage.nbytes():
+        low, high = 0, storage.nbytes()
+    live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]
+    return live.clone().untyped_storage(), low

@@ -1,0 +1,90 @@
+"""The source of a class: file, text, digest. Knows that what a file says may not be what ran."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import sys
+import textwrap
+from pathlib import Path
+from types import CodeType
+
+import blake3
+
+from modulelens.records import SourceRef
+from modulelens.tree import display_path, path_of
+
+
+@functools.lru_cache(maxsize=4096)
+def source_of(cls: type) -> SourceRef:
+    """Where the class comes from. `reliable` is False when its text is not the code that ran."""
+    path = display_path(cls)
+    file = _file(cls)
+    text, line, reliable = _text(cls, file)
+    return SourceRef(
+        path=path,
+        file=file,
+        line=line,
+        root=_root(cls, file),
+        text=text,
+        digest=source_digest(text),
+        reliable=reliable,
+        importable=path_of(cls) is not None,
+    )
+
+
+def source_digest(text: str) -> str:
+    """Digest of a class's text, without its indentation."""
+    return blake3.blake3(textwrap.dedent(text).encode("utf-8", "replace")).hexdigest() if text else ""
+
+
+def _file(cls: type) -> str:
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if not file:
+        codes = [c for c in map(_code, vars(cls).values()) if c is not None]
+        file = codes[0].co_filename if codes else ""
+    return str(Path(file).resolve()) if file and not file.startswith("<") else file
+
+
+def _code(member: object) -> CodeType | None:
+    function = inspect.unwrap(member) if callable(member) else member
+    return getattr(function, "__code__", None)
+
+
+def _text(cls: type, file: str) -> tuple[str, int, bool]:
+    """The class block whose methods are the ones that run, not merely the first of that name."""
+    lines = linecache.getlines(file) if file else []
+    starts = sorted(
+        code.co_firstlineno
+        for code in map(_code, vars(cls).values())
+        if code is not None and code.co_qualname.startswith(f"{cls.__qualname__}.")
+    ) if sys.version_info >= (3, 11) else []
+    first = getattr(cls, "__firstlineno__", 0)
+    if lines and starts:
+        head = f"class {cls.__name__}"
+        for number in range(starts[0] - 1, -1, -1):
+            if lines[number].lstrip().startswith(head):
+                first = number + 1
+                break
+    if lines and first:
+        block = inspect.getblock(lines[first - 1 :])
+        inside = all(first <= start < first + len(block) for start in starts)
+        return "".join(block), first, inside
+    try:
+        found, number = inspect.getsourcelines(cls)
+    except (OSError, TypeError):
+        return "", 0, False
+    return "".join(found), number, True
+
+
+def _root(cls: type, file: str) -> str:
+    """The folder that has to be on `sys.path` for importing the class."""
+    if not file or file.startswith("<"):
+        return ""
+    module = cls.__module__
+    if module == "__main__":
+        return str(Path(file).parent)
+    depth = module.count(".") + (Path(file).stem == "__init__")
+    return str(Path(file).parents[min(depth, len(Path(file).parents) - 1)])

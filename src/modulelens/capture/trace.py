@@ -1,0 +1,240 @@
+"""A watched session: counts steps, watches the chosen ones, and holds what was captured.
+
+Knows when a step begins and ends. What happens inside one is `watch.py`'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import uuid
+import warnings
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from modulelens.capture.capture import Capture, captures_of, coverage_of
+from modulelens.capture.keep import Keep
+from modulelens.capture.nodes import Nodes
+from modulelens.capture.select import check_model, select, unwrap
+from modulelens.capture.snapshot import Snapshots
+from modulelens.capture.watch import Watch
+from modulelens.environment import read_environment
+from modulelens.errors import Conflict, UsageError
+from modulelens.records import Coverage, Environment
+
+_active: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+class Trace:
+    """One watched session; made by `trace`, used as a context manager.
+
+    Attributes:
+        captures: One `Capture` per module that was called, in the order of `named_modules`.
+        coverage: The fate of every requested module.
+        done: Whether all steps asked for were traced; from then on nothing is installed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str | None = None,
+        modules: str | Sequence[str] = "*",
+        keep: Keep | None = None,
+        warmup: int = 0,
+        steps: int = 1,
+    ) -> None:
+        check_model(model)
+        if warmup < 0 or steps < 1:
+            raise UsageError(f"warmup={warmup}, steps={steps}: at least 0 and 1")
+        self.model, self.wrappers = unwrap(model)
+        self.name = name or type(self.model).__name__
+        self.keep = keep or Keep()
+        self.warmup = warmup
+        self.steps = steps
+        self.id = uuid.uuid4().hex[:12]
+        self.created = ""
+        self.captures: list[Capture] = []
+        self.coverage: list[Coverage] = []
+        self.warnings: list[str] = []
+        self.done = False
+        self.snapshots = Snapshots()
+        self._own_hooks: set[int] = set()
+        self.nodes = Nodes(self.model, self.snapshots.ref, self._own_hooks)
+        self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
+        self.watches: list[Watch] = []
+        self._outer = model
+        self._seen_steps = 0
+        self._watch: Watch | None = None
+        self._forward_done = False
+        self._error_before: BaseException | None = None
+        self._undo: list[Any] = []
+        self.environment: Environment | None = None
+
+    def __enter__(self) -> Trace:
+        frame = sys._getframe(1)
+        if self._outer in _active:
+            raise Conflict(
+                f"this model is being traced already (since {_active[self._outer]})",
+                hint="leave that `with ml.trace(...)` block first",
+            )
+        _active[self._outer] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.environment = read_environment()
+        self.created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            self._end_step(error)
+        finally:
+            self._stop()
+        if kind is None and not self.watches:
+            compiled = "torch._dynamo" in sys.modules
+            why = " (is it called through a compiled wrapper? trace that one)" if compiled else ""
+            seen = f"{self._seen_steps} step(s) were seen, warmup is {self.warmup}"
+            warnings.warn(f"no step of {self.name} was traced: {seen}{why}", stacklevel=2)
+
+    # ---- listening for the next outermost forward
+
+    def _listen(self) -> None:
+        outer = self._outer
+        compiled = vars(outer).get("_compiled_call_impl")
+        if compiled is not None:
+            # `module.compile()`d: hooks are not called, but this attribute is looked up each time.
+            def announced(*args: Any, **kwargs: Any) -> Any:
+                self._on_forward(outer, args, kwargs)
+                try:
+                    return compiled(*args, **kwargs)
+                finally:
+                    self._on_forward_done()
+
+            vars(outer)["_compiled_call_impl"] = announced
+            self._undo.append(lambda: vars(outer).update(_compiled_call_impl=compiled))
+            return
+        handle = outer.register_forward_pre_hook(_undisturbed(self._on_forward), with_kwargs=True)
+        self._own_hooks.add(handle.id)
+        self._undo.append(handle.remove)
+
+    def _on_forward(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:  # recomputed under a checkpoint
+            return
+        if self._watch is not None:
+            if not self._forward_done:
+                return
+            self._end_step(None)
+        if self.done:
+            return
+        self._seen_steps += 1
+        if self._seen_steps > self.warmup:
+            self._begin_step(args, kwargs)
+
+    def _begin_step(self, args: Any, kwargs: Any) -> None:
+        watch = Watch(self.nodes, self.targets, self.keep, self.snapshots, len(self.watches))
+        watch.install(self._on_optimizer_step)
+        self._watch = watch
+        self._forward_done = False
+        self._error_before = sys.exc_info()[1]
+        after = self._outer.register_forward_hook(self._on_forward_done, always_call=True)
+        self._own_hooks.add(after.id)
+        watch._undo.append(after.remove)
+        if self._outer is self.model and 0 in watch.targets and "_compiled_call_impl" not in vars(self._outer):
+            # Hooks installed now are not called for the call that is starting: enter it by hand.
+            watch._guarded(0, watch.enter, 0, args, kwargs)
+
+    def _on_forward_done(self, *_: Any) -> None:
+        error = sys.exc_info()[1]
+        if self._watch is None or torch._C._current_graph_task_id() != -1:
+            return
+        if error is None or error is self._error_before:
+            self._forward_done = True
+            return
+        # The forward raised; the user may catch that and try again with the next batch.
+        watch, self._watch = self._watch, None
+        watch.remove()
+        self.warnings.append(f"step aborted: {type(error).__name__}; nothing of it is kept")
+
+    def _on_optimizer_step(self, optimizer: Any) -> None:
+        if self._watch is None or not self._forward_done or torch._C._current_graph_task_id() != -1:
+            return
+        mine = {id(p) for p in self.model.parameters()}
+        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+            self._end_step(None)
+
+    def _end_step(self, error: BaseException | None) -> None:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        watch.remove()
+        if error is not None and not self._forward_done:
+            self.warnings.append(f"step aborted: {type(error).__name__}; nothing of it is kept")
+        else:
+            if error is not None:
+                self.warnings.append(f"step ended by {type(error).__name__}")
+            self.watches.append(watch)
+        if len(self.watches) >= self.steps:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.done = len(self.watches) >= self.steps
+        while self._undo:
+            self._undo.pop()()
+        _active.pop(self._outer, None)
+        self.captures = captures_of(self)
+        self.coverage = coverage_of(self)
+        self.snapshots.forget_live()
+
+
+def _undisturbed(hook: Any) -> Any:
+    def undisturbed(*args: Any) -> None:
+        hook(*args)
+
+    # Dynamo would try to compile it into a model that is compiled while it is installed.
+    undisturbed._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return undisturbed
+
+
+def trace(
+    model: nn.Module,
+    *,
+    name: str | None = None,
+    modules: str | Sequence[str] = "*",
+    keep: Keep | None = None,
+    warmup: int = 0,
+    steps: int = 1,
+) -> Trace:
+    """Watches a training loop and captures modules of `model` in one real step.
+
+    A step is one outermost forward of `model`, up to the next one, the end of the optimizer's
+    step, or the end of the block. The step's loss, gradients and random streams are the same as
+    without it. When `warmup + steps` steps are over nothing is installed any more.
+
+    Args:
+        model: The module that the training loop calls; wrappers (compile, DDP) are seen through.
+        name: What the model is called in the repo; its class name by default.
+        modules: Globs over fqns (`"layers.*.attn"`) or class names (`"Linear"`).
+        keep: What to keep; everything that a bit-equal rebuild needs by default.
+        warmup: Steps to let pass first.
+        steps: Steps to trace.
+
+    Raises:
+        UsageError: `model` is no module, or a number is out of range.
+        NotFound: A pattern in `modules` matches nothing.
+        Conflict: The model is being traced already.
+
+    Example:
+        >>> with ml.trace(model, name="dlrm") as trace:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         if trace.done:
+        ...             break
+        >>> repo.add(trace)
+    """
+    return Trace(model, name=name, modules=modules, keep=keep, warmup=warmup, steps=steps)

@@ -1,0 +1,290 @@
+"""Watches one step: what it installs it removes, and each call becomes a record.
+
+The order of hooks is what makes a call right: ours is the last pre-hook and the first post-hook,
+so it sees the pure forward without foreign hooks. Modules without foreign pre-hooks are seen by
+one global hook, which leaves torch's fused fast paths on and nothing in the modules but a mark.
+Nothing here may raise into the user's code: a failure becomes the module's fate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+from modulelens.capture.keep import Keep
+from modulelens.capture.nodes import Nodes, has_weight_hooks
+from modulelens.capture.snapshot import Snapshots
+from modulelens.context import RngState, RngWatch, read_ambient
+from modulelens.records import Ambient, TensorRef
+from modulelens.tree import Encoder
+
+_C: Any = torch._C
+
+
+@dataclasses.dataclass(eq=False)
+class SeenCall:
+    """One call as it was seen. `args` ... `output` are structures over snapshot references."""
+
+    number: int
+    step: int
+    thread: int
+    ambient: Ambient
+    rng: RngState
+    entered: int
+    args: Any
+    kwargs: Any
+    leaves: list[tuple[Tensor, TensorRef]]
+    containers: bool
+    left: int = 0
+    output: Any = None
+    args_after: Any = None
+    kwargs_after: Any = None
+    opaque: list[str] = dataclasses.field(default_factory=list)
+    opaque_output: list[str] = dataclasses.field(default_factory=list)
+    mutated: tuple[str, ...] = ()
+    grad_output: dict[str, Any] = dataclasses.field(default_factory=dict)
+    grad_input: dict[str, Any] = dataclasses.field(default_factory=dict)
+    flags: list[str] = dataclasses.field(default_factory=list)
+
+
+class Watch:
+    """One step under observation.
+
+    Args:
+        nodes: The model's modules.
+        targets: Numbers of the modules to record.
+        keep: What to keep.
+        snapshots: Takes the tensors.
+        step: The step's number within the trace.
+    """
+
+    def __init__(self, nodes: Nodes, targets: Iterable[int], keep: Keep, snapshots: Snapshots, step: int) -> None:
+        self.nodes = nodes
+        self.keep = keep
+        self.snapshots = snapshots
+        self.step = step
+        self.targets = frozenset(targets)
+        self.calls: list[SeenCall] = []
+        self.counts: dict[int, int] = dict.fromkeys(self.targets, 0)
+        self.recomputes: dict[int, int] = {}
+        self.failures: dict[int, str] = {}
+        self.param_grads: dict[int, Any] = {}
+        self._own_hooks = nodes._own_hooks
+        self._stacks: dict[int, list[tuple[int, SeenCall | None]]] = {}
+        self._rng = RngWatch()
+        self._undo: list[Callable[[], Any]] = []
+        self._deferred: set[int] = set()
+        self._quiet: dict[int, list[int]] = {}
+
+    # ---- install and remove
+
+    def install(self, on_optimizer_step: Callable[[Any], None]) -> None:
+        """Installs everything for this step. `on_optimizer_step` gets each optimizer that stepped."""
+        try:
+            self._install(on_optimizer_step)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, on_optimizer_step: Callable[[Any], None]) -> None:
+        if "torch._dynamo" in sys.modules:
+            # Compiled code calls no hooks; eager does, and the compiled code is kept for later.
+            stance: Any = torch.compiler.set_stance("force_eager")
+            self._undo.append(lambda: stance.__exit__(None, None, None))
+        before = torch_module.register_module_forward_pre_hook(self._enter_any)  # type: ignore[arg-type]
+        self._track(before)
+        self._track(torch_module.register_module_forward_hook(self._exit_any, with_kwargs=True))
+        for number in self.targets:
+            self._mark(number, before.id)
+        self._undo.append(
+            torch_optimizer.register_optimizer_step_post_hook(lambda o, *_: on_optimizer_step(o)).remove
+        )
+        self._wrap_ctc()
+        noted = {n for number in self.targets for n in self.nodes.subtree(number)}
+        self.nodes.note(sorted(noted))
+        for number in self.targets:
+            # Modules below that no hook of ours sees may change during this module's call.
+            below = [n for n in self.nodes.subtree(number) if n not in self.targets]
+            self._quiet[number] = [number, *below]
+        if self.keep.grads:
+            self._watch_parameters(noted)
+
+    def _track(self, handle: Any) -> None:
+        self._own_hooks.add(handle.id)
+        self._undo.append(handle.remove)
+
+    def _mark(self, number: int, hook_id: int) -> None:
+        module = self.nodes.modules[number]
+        if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
+            self._deferred.add(number)
+            self._track(module.register_forward_pre_hook(functools.partial(self._enter_last, number), with_kwargs=True))
+        # torch hands kwargs to a global pre-hook only where this mark is.
+        marks = module._forward_pre_hooks_with_kwargs
+        marks[hook_id] = True
+        self._undo.append(lambda: marks.pop(hook_id, None))
+
+    def _wrap_ctc(self) -> None:
+        original: Any = torch.ctc_loss
+
+        @functools.wraps(original)
+        def unshared(log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            # Its backward writes inside a parallel region, where a shared page can't be copied.
+            self.snapshots.never_share(log_probs)
+            loss: Tensor = original(log_probs, *args, **kwargs)
+            self.snapshots.never_share(loss)
+            return loss
+
+        torch.ctc_loss = unshared
+        self._undo.append(lambda: setattr(torch, "ctc_loss", original))
+
+    def _watch_parameters(self, numbers: Iterable[int]) -> None:
+        seen: dict[int, int] = {}
+        for number in numbers:
+            for parameter in self.nodes.modules[number]._parameters.values():
+                if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
+                    continue
+                if seen.setdefault(id(parameter), number) == number:
+                    hook = functools.partial(self._param_grad, id(parameter))
+                    self._undo.append(parameter.register_hook(hook).remove)
+
+    def remove(self) -> None:
+        """Removes all that was installed, in reverse order. Safe to call twice."""
+        while self._undo:
+            self._undo.pop()()
+        self._stacks.clear()
+
+    # ---- entering a call
+
+    def _enter_any(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        number = self.nodes.index.get(id(module))
+        if number is None or number not in self.targets:
+            return
+        if number in self._deferred:
+            if has_weight_hooks(module) and _C._current_graph_task_id() == -1:
+                self._guarded(number, self.nodes.note, [number])
+            return
+        self._guarded(number, self.enter, number, args, kwargs or {})
+
+    def _enter_last(self, number: int, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._guarded(number, self.enter, number, args, kwargs)
+
+    def _guarded(self, number: int, action: Callable[..., Any], *args: Any) -> None:
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 - boundary: user code must not see our failures
+            self.failures[number] = f"{type(error).__name__}: {error}"
+
+    def enter(self, number: int, args: Any, kwargs: Any) -> None:
+        """Notes the state at call entry and the arguments before the call."""
+        if _C._current_graph_task_id() != -1:  # activation checkpointing runs the forward again
+            self.recomputes[number] = self.recomputes.get(number, 0) + 1
+            return
+        if _C._get_tracing_state() is not None:
+            return
+        ambient, rng = read_ambient(), self._rng.read()
+        thread = threading.get_ident()
+        stack = self._stacks.setdefault(thread, [])
+        module = self.nodes.modules[number]
+        noted = [n for n in self._quiet[number] if n != number or not self._state_came_first(number, module)]
+        entered = self.nodes.note(noted)
+        self.counts[number] += 1
+        if self.counts[number] > self.keep.max_calls:
+            stack.append((number, None))
+            return
+        leaves: list[tuple[Tensor, TensorRef]] = []
+        encoder = self._encoder(leaves)
+        call = SeenCall(
+            number=number,
+            step=self.step,
+            thread=thread,
+            ambient=ambient,
+            rng=rng,
+            entered=entered,
+            args=encoder.encode(args),
+            kwargs=encoder.encode(kwargs),
+            leaves=leaves,
+            containers=encoder.count > 1,
+        )
+        call.opaque = encoder.opaque
+        if self.keep.grads:
+            self._watch_gradients(call.grad_input, leaves)
+        stack.append((number, call))
+
+    def _state_came_first(self, number: int, module: nn.Module) -> bool:
+        return number in self._deferred and has_weight_hooks(module)
+
+    def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
+        def keep(tensor: Tensor) -> TensorRef:
+            ref = self.snapshots.ref(tensor)
+            leaves.append((tensor, ref))
+            return ref
+
+        return Encoder(keep, module=self.nodes._refer)
+
+    # ---- leaving a call
+
+    def _exit_any(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        number = self.nodes.index.get(id(module))
+        if number is None or number not in self.targets or _C._current_graph_task_id() != -1:
+            return
+        self._guarded(number, self.exit, number, args, kwargs, output)
+
+    def exit(self, number: int, args: Any, kwargs: Any, output: Any) -> None:
+        """Notes the output, what the call changed, and asks for gradients."""
+        stack = self._stacks.get(threading.get_ident(), [])
+        if all(entry[0] != number for entry in stack):
+            return
+        while True:  # entries above belong to calls that ended by an exception
+            found, call = stack.pop()
+            if found == number:
+                break
+        left = self.nodes.note(self._quiet[number])
+        if call is None:
+            return
+        call.left = left
+        self._note_mutation(call, args, kwargs)
+        leaves: list[tuple[Tensor, TensorRef]] = []
+        encoder = self._encoder(leaves)
+        call.output = encoder.encode(output)
+        call.opaque_output = encoder.opaque
+        if self.keep.grads:
+            self._watch_gradients(call.grad_output, leaves)
+        call.leaves = []
+        self.calls.append(call)
+
+    def _note_mutation(self, call: SeenCall, args: Any, kwargs: Any) -> None:
+        changed = any(self.snapshots.changed(tensor, ref) for tensor, ref in call.leaves)
+        if not changed and not call.containers:
+            return
+        encoder = self._encoder([])
+        after = encoder.encode(args), encoder.encode(kwargs)
+        if changed or after != (call.args, call.kwargs):
+            call.args_after, call.kwargs_after = after
+
+    # ---- gradients
+
+    def _watch_gradients(self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]]) -> None:
+        unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
+        for place, tensor in enumerate(unique):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                hook = functools.partial(self._add_gradient, into, str(place))
+                self._undo.append(tensor.register_hook(hook).remove)
+
+    def _param_grad(self, parameter: int, grad: Tensor) -> None:
+        self._add_gradient(self.param_grads, parameter, grad)
+
+    def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor) -> None:
+        # A list: several backward passes of one step add up, which is done when it is stored.
+        try:
+            into.setdefault(key, []).append(Encoder(self.snapshots.ref).encode(grad))
+        except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
+            into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]

@@ -1,0 +1,87 @@
+"""A value as structure + tensor leaves with readable paths, for comparing and walking."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modulelens.records import Structure
+from modulelens.tree.encode import Encoder
+
+_TRANSPARENT = {"$tuple", "$set", "$frozenset", "$object", "$structseq", "$tensor", "$parameter", "items", "inner", "parts"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A flattened value.
+
+    `structure` holds `{"$tensor": i}` for the i-th of `tensors`; `paths[i]` reads like code
+    (`["logits"]`, `[0].x`). Tensors are the live ones: nothing is copied or detached. Special
+    tensors (sparse, nested, quantised, subclasses) give the plain tensors they are made of.
+    """
+
+    structure: Structure
+    tensors: list[Tensor]
+    paths: list[str]
+    opaque: list[str]
+
+
+def flatten(value: Any) -> Flat:
+    """Flattens nested containers, dataclasses, configs, caches and special tensors.
+
+    The same tensor met twice is one leaf. Never raises: what has no rule becomes `$opaque` in the
+    structure and is named in `opaque`.
+    """
+    tensors: list[Tensor] = []
+    numbers: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> int:
+        number = numbers.get(id(tensor))
+        if number is None:
+            number = numbers[id(tensor)] = len(tensors)
+            tensors.append(tensor)
+        return number
+
+    encoder = Encoder(keep, module=lambda m: {"cls": type(m).__qualname__})
+    structure = encoder.encode(value)
+    paths = [""] * len(tensors)
+    _name(structure, "", paths)
+    return Flat(structure, tensors, paths, encoder.opaque)
+
+
+def _name(node: Any, path: str, paths: list[str]) -> None:
+    if isinstance(node, list):
+        for i, item in enumerate(node):
+            _name(item, f"{path}[{i}]", paths)
+    elif isinstance(node, dict):
+        for key in ("$tensor", "$parameter"):
+            if type(node.get(key)) is int:
+                paths[node[key]] = paths[node[key]] or path
+                return
+        for key, item in node.items():
+            _name(item, _step(path, key), paths) if key not in ("$dict", "$odict") else _pairs(item, path, paths)
+
+
+def _step(path: str, key: str) -> str:
+    if key in _TRANSPARENT:
+        return path
+    if key in ("vars", "slots"):
+        return path + "."
+    if key.startswith("$"):
+        return f"{path}.{key[1:]}"
+    return path + key if path.endswith(".") else f'{path}["{key}"]'
+
+
+def _pairs(pairs: list[list[Any]], path: str, paths: list[str]) -> None:
+    for key, item in pairs:
+        _name(item, f"{path}[{key!r}]" if not isinstance(key, str) else f'{path}["{key}"]', paths)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensor leaves of a value, special tensors whole, each object once."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return flatten(value).tensors

@@ -1,0 +1,141 @@
+"""Importable names: object -> "module:qualname" and back. Knows what may be imported for a record."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from modulelens.errors import ClassNotFound, NotRebuildable
+
+#: Packages whose classes any record may name: their data classes are plain, and they are what
+#: models are made of. A record's own packages come on top (see `Metadata.packages`).
+ALLOWED_PACKAGES = frozenset(
+    {
+        "torch",
+        "torchrec",
+        "torch_geometric",
+        "torchao",
+        "transformers",
+        "tensordict",
+        "diffusers",
+        "timm",
+        "numpy",
+        "collections",
+        "math",
+        "operator",
+        "types",
+        "argparse",
+        "enum",
+        "pathlib",
+        "omegaconf",
+    }
+)
+
+#: The only builtins that a record may name: they make or measure values, and touch nothing else.
+_SAFE_BUILTINS = frozenset(
+    "abs all any bool bytes complex dict float frozenset int len list max min object pow range"
+    " reversed round set slice sorted str sum tuple type zip Exception NoneType".split()
+)
+_BUILTIN_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "math", "operator", "builtins")
+
+
+def path_of(value: Any) -> str | None:
+    """`module:qualname` from which importing gives this very object, None when nothing does."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if not isinstance(name, str):
+        return None
+    if isinstance(module, str) and "<" not in name and _lookup(module, name) is value:
+        return f"{module}:{name}"
+    if isinstance(value, types.BuiltinFunctionType):
+        for home in _BUILTIN_HOMES:
+            if _lookup(home, value.__name__) is value:
+                return f"{home}:{value.__name__}"
+    return None
+
+
+def _lookup(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module) or {"math": math, "operator": operator}.get(module)
+    for part in name.split("."):
+        if found is None:
+            return None
+        found = vars(found).get(part) if isinstance(found, type) else getattr(found, part, None)
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__ if isinstance(found, staticmethod) else None
+    return found
+
+
+def display_path(cls: type) -> str:
+    """`module:qualname` of a class, importable or not."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+class Importer:
+    """Imports what a record names, from allowed packages only.
+
+    Args:
+        packages: Top-level packages allowed besides `ALLOWED_PACKAGES`.
+        redirect: Class path -> object, for classes that live elsewhere today (`class_map`, the
+            definitions of a script).
+    """
+
+    def __init__(self, packages: Iterable[str] = (), redirect: dict[str, Any] | None = None) -> None:
+        self.packages = ALLOWED_PACKAGES | frozenset(packages)
+        self.redirect = redirect or {}
+
+    def get(self, path: str) -> Any:
+        """The object that `module:qualname` names.
+
+        Raises:
+            NotRebuildable: The package is not allowed for this record.
+            ClassNotFound: It cannot be imported here.
+        """
+        if path in self.redirect:
+            return self.redirect[path]
+        module, _, name = path.partition(":")
+        package = module.partition(".")[0]
+        safe = module == "builtins" and name in _SAFE_BUILTINS
+        if package not in self.packages and not safe:
+            raise NotRebuildable(
+                f"{path} is outside the packages allowed for this entry",
+                reason="untrusted_class",
+                hint=f"allow it: Repo(..., allow=[{package!r}])",
+            )
+        if not name or "<" in name:
+            raise ClassNotFound(f"{path} is not importable: it is defined inside a function")
+        return self._import(path, module, name)
+
+    def module(self, name: str) -> Any:
+        """The module of that dotted name; raises as `get` does."""
+        self.get(f"{name}:__name__")
+        return sys.modules[name]
+
+    def _import(self, path: str, module: str, name: str) -> Any:
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError as error:
+            missing = getattr(error, "name", None) or module
+            raise ClassNotFound(
+                f"{path} cannot be imported: {error}",
+                hint=f"install or add to PYTHONPATH what provides {missing!r}",
+            ) from error
+        except Exception as error:  # boundary: importing runs the user's module
+            raise ClassNotFound(
+                f"{path} cannot be imported: {type(error).__name__}: {error}",
+                hint=f"`python -c 'import {module}'` shows the failure",
+            ) from error
+        for part in name.split("."):
+            owner = found
+            found = vars(owner).get(part, None) if isinstance(owner, type) else None
+            found = getattr(owner, part, None) if found is None else getattr(owner, part)
+            if found is None:
+                raise ClassNotFound(
+                    f"{path} is gone: {module} ({getattr(owner, '__file__', '?')}) has no {name!r}",
+                    hint="pass class_map={old: new} if it was moved or renamed",
+                )
+        return found
