@@ -1,0 +1,106 @@
+"""`modulelens trace`: captures modules of an unchanged training script and stores them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modulelens.cli.command import REPO, Argument, Command, Option, Reply
+from modulelens.cli.progress import progress
+from modulelens.cli.repos import open_repo, with_repo
+from modulelens.errors import UsageError
+from modulelens.records import Coverage, Fate
+from modulelens.report.coverage import coverage_report
+from modulelens.report.quantity import plural
+
+if TYPE_CHECKING:
+    from modulelens.capture.script import ScriptOptions
+
+_MOST_ENTRIES = 20
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trace stored. `entries` are the first names; `missed` what was not recorded."""
+
+    model: str
+    stored: int
+    entries: tuple[str, ...]
+    grades: dict[str, int]
+    missed: tuple[Coverage, ...]
+
+
+def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) -> Reply:
+    """Runs the script in this process until its step is traced and it ends, then stores."""
+    from modulelens.capture.script import trace_script
+
+    trace = trace_script(script[0], script[1:], _options(**wishes))
+    with progress("storing") as advance:
+        entries = open_repo(repo, create=True).add(trace, verify=not no_verify, progress=advance)
+    names = [f"{entry.name}@v{entry.version}" for entry in entries]
+    grades = Counter(str(entry.grade) if entry.grade else "unverified" for entry in entries)
+    data = Traced(
+        model=trace.name,
+        stored=len(names),
+        entries=tuple(names[:_MOST_ENTRIES]),
+        grades=dict(grades),
+        missed=tuple(c for c in trace.coverage if c.fate is not Fate.RECORDED)[:_MOST_ENTRIES],
+    )
+    counts = ", ".join(f"{number} {grade}" for grade, number in grades.items())
+    text = f"{coverage_report(trace.coverage)}\nstored {plural(len(names), 'entry')}: {counts}"
+    next_commands = [with_repo(f"show {names[0]}", repo)] if names else []
+    return Reply(data, text if _speaks() else "", next=next_commands, warnings=trace.warnings)
+
+
+def _options(
+    *,
+    m: bool,
+    modules: list[str],
+    name: str | None,
+    steps: int,
+    warmup: int,
+    keep: str,
+    grads: bool,
+) -> ScriptOptions:
+    if keep not in ("full", "shape"):
+        raise UsageError(f"--keep {keep}: use full or shape")
+    from modulelens.capture import Keep
+    from modulelens.capture.script import ScriptOptions
+
+    content: Any = keep
+    return ScriptOptions(
+        name=name,
+        modules=tuple(modules) or ("*",),
+        keep=Keep(tensors=content, weights=content, grads=grads),
+        warmup=warmup,
+        steps=steps,
+        as_module=m,
+    )
+
+
+def _speaks() -> bool:
+    """Whether this process reports; of several ranks only the first does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+COMMAND = Command(
+    run,
+    "Run a training script unchanged and capture modules of one step.",
+    "modulelens trace --modules 'layers.*' --warmup 2 -- train.py --epochs 1",
+    Traced,
+    arguments=(Argument("script", "The script and its arguments.", many=True),),
+    options=(
+        Option("--modules", str, "Globs over fqns or class names.", many=True, metavar="GLOB"),
+        Option("--name", str, "What to call the model; else its class.", metavar="NAME"),
+        Option("--steps", int, "Steps to capture.", 1, metavar="N"),
+        Option("--warmup", int, "Steps to let pass first.", 1, metavar="N"),
+        Option("--keep", str, "Tensors and weights: full, or shape only.", "full", metavar="WHAT"),
+        Option("--grads", bool, "Keep gradients, so that backward is checked."),
+        Option("--no-verify", bool, "Store without replaying and grading."),
+        Option("-m", bool, "The script is a module name, as in python -m."),
+        REPO,
+    ),
+    rest=True,
+)

@@ -1,0 +1,33 @@
+"""What became of each module a trace was asked for: never silently nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from modulelens.records import Coverage, Fate
+from modulelens.report.quantity import plural
+from modulelens.report.table import table
+
+
+def coverage_report(coverage: Sequence[Coverage], *, limit: int = 20) -> str:
+    """The counts by fate, then each module that was not recorded, with its reason."""
+    if not coverage:
+        return "no module matched"
+    fates = Counter(item.fate for item in coverage)
+    counts = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate if fates[fate])
+    lines = [f"{plural(len(coverage), 'module')}: {counts}"]
+    missed = [item for item in coverage if item.fate is not Fate.RECORDED or item.dropped_calls]
+    if missed:
+        rows = [(item.fqn or "(root)", item.cls, item.fate.value, _why(item)) for item in missed]
+        lines.append(table(("MODULE", "CLASS", "FATE", "REASON"), rows[:limit]))
+    if len(missed) > limit:
+        lines.append(f"... {plural(len(missed), 'line')} in all")
+    return "\n".join(lines)
+
+
+def _why(item: Coverage) -> str:
+    parts = [item.reason] if item.reason else []
+    if item.dropped_calls:
+        parts.append(f"{plural(item.dropped_calls, 'call')} beyond the limit dropped")
+    return "; ".join(parts)
