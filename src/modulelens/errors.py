@@ -10,6 +10,9 @@
     |  `- DiskFull                     no space left while writing an entry
     |- Conflict              6         somebody else holds or changed what this needs
     |- TimedOut              7         foreign code did not end in time
+    |- ForeignError          4         code of the user's failed; its type and traceback come along
+    |  |- CandidateBroken              the candidate's file cannot be imported
+    |  `- WorkerCrashed                the process that ran it died: a signal, an exit, no memory
     `- RepoError             1         the repo on disk is not what it should be
        |- Corrupted                    bytes differ from their digest, or a file is cut off
        |- SchemaTooNew                 written by a newer ModuleLens
@@ -103,6 +106,28 @@ class TimedOut(ModuleLensError):
     """Foreign code did not end within its time limit."""
 
     exit_code = 7
+
+
+class ForeignError(ModuleLensError):
+    """Code that is not ModuleLens' own failed. `kind` is its exception's class name."""
+
+    exit_code = 4
+
+    def __init__(
+        self, message: str, *, kind: str = "", traceback: str = "", line: int = 0, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.traceback = traceback
+        self.line = line
+
+
+class CandidateBroken(ForeignError):
+    """The candidate's file has a syntax error, or raised while it was imported."""
+
+
+class WorkerCrashed(ForeignError):
+    """The process that ran foreign code died before it gave a result."""
 
 
 class RepoError(ModuleLensError):

@@ -1,0 +1,209 @@
+"""A warm process in which foreign code runs: it may crash, hang, print or exit, and harms nobody.
+
+    this process  --pipe-->  warm process          --fork-->  executor
+    Worker.call              imports torch once,              runs the function, in a fork of its
+                             never runs foreign code          own (isolate) or in one that stays
+
+Knows functions by name and JSON, no module and no tensor. The far side is `worker_main`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modulelens import errors
+from modulelens.measure.wire import receive, send
+
+_START_S = 180.0
+_GRACE_S = 10.0
+_TAIL_BYTES = 8192
+
+
+class Worker:
+    """A warm worker; starts at the first call, restarts after it died, ends with its scope.
+
+    Args:
+        python: The interpreter; it must be able to import what the calls name.
+        timeout_s: Wall-clock limit of one call.
+        memory_bytes: Most memory that one call may map on top of the warm process; None: no limit.
+        path: Folders put in front of `sys.path`.
+        preload: Modules imported before the first call.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: str = sys.executable,
+        timeout_s: float = 120.0,
+        memory_bytes: int | None = None,
+        path: Sequence[str] = (),
+        preload: Sequence[str] = ("torch",),
+    ) -> None:
+        self._python = python
+        self._timeout_s = timeout_s
+        self._config = {"path": list(path), "preload": list(preload), "memory": memory_bytes}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipes: tuple[int, int] = (-1, -1)
+        self._tail = bytearray()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def output_tail(self) -> str:
+        """The end of what the last call printed, at most 8 kB."""
+        return self._tail.decode(errors="replace")
+
+    @property
+    def pid(self) -> int | None:
+        """The warm process's id; None while there is none."""
+        return self._process.pid if self._process else None
+
+    def call(
+        self,
+        target: str,
+        args: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        isolate: bool = True,
+    ) -> Any:
+        """Runs `package.module:function(**args)` and returns its result as plain JSON values.
+
+        Args:
+            target: The function.
+            args: Its keyword arguments; whatever JSON can say.
+            timeout_s: Limit of this call; None: the worker's.
+            isolate: Run in a fork of its own. False reuses one process for many calls: faster,
+                but a call sees what earlier ones left behind.
+
+        Raises:
+            TimedOut: It did not end in time; the process that ran it is gone.
+            WorkerCrashed: Its process died.
+            ForeignError: It raised. An error of ModuleLens' own is raised again as it was.
+        """
+        kind = "isolated" if isolate else "shared"
+        return self._ask(kind, target, args, self._timeout_s if timeout_s is None else timeout_s)
+
+    def warm(self, target: str, args: dict[str, Any] | None = None) -> Any:
+        """Runs a trusted function in the warm process itself: all later calls find its effect.
+
+        Only for code that starts no threads, as reading a payload into memory.
+        """
+        return self._ask("warm", target, args, self._timeout_s)
+
+    def close(self) -> None:
+        """Ends the warm process and all it started. A later call starts a new one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in self._pipes:
+            os.close(pipe)  # the warm process ends itself, and what it started, at this
+        try:
+            process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _ask(self, kind: str, target: str, args: dict[str, Any] | None, timeout_s: float) -> Any:
+        with self._lock:
+            try:
+                if self._process is None or self._process.poll() is not None:
+                    self.close()
+                    self._start()
+                self._tail.clear()
+                request = {"kind": kind, "target": target, "args": args or {}, "limit": timeout_s}
+                reply = self._exchange(request, timeout_s + _GRACE_S)
+            except BaseException:  # boundary: Ctrl-C and a dead worker alike leave no process
+                self.close()
+                raise
+        if "result" in reply:
+            return reply["result"]
+        raise self._error(reply, target, timeout_s)
+
+    def _start(self) -> None:
+        here, far = os.pipe(), os.pipe()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            )
+        }
+        self._process = subprocess.Popen(
+            [self._python, "-m", "modulelens.measure.worker_main", str(far[0]), str(here[1])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(far[0], here[1]),
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(far[0])
+        os.close(here[1])
+        self._pipes = here[0], far[1]
+        threading.Thread(target=self._drain, args=(self._process.stdout,), daemon=True).start()
+        self._exchange(self._config, _START_S)
+
+    def _drain(self, stream: Any) -> None:
+        with stream:
+            while chunk := stream.read1(65536):
+                self._tail += chunk
+                del self._tail[:-_TAIL_BYTES]
+
+    def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed, and named, on reading
+            send(self._pipes[1], msgspec.json.encode(message))
+        ready, _, _ = select.select([self._pipes[0]], [], [], timeout_s)
+        data = receive(self._pipes[0]) if ready else None
+        if data is None:
+            time.sleep(0.1)  # lets the last words arrive
+            raise errors.WorkerCrashed(
+                f"the worker process of {self._python} "
+                + ("ended" if ready else f"gave no answer in {timeout_s:.0f} s")
+                + self._last_words(),
+                hint="check that this interpreter can import modulelens and torch",
+            )
+        reply: dict[str, Any] = msgspec.json.decode(data)
+        return reply
+
+    def _last_words(self) -> str:
+        text = self.output_tail.strip()
+        return f"; its last output:\n{text[-2000:]}" if text else ""
+
+    def _error(self, reply: dict[str, Any], target: str, timeout_s: float) -> Exception:
+        if reply.get("timeout"):
+            return errors.TimedOut(
+                f"{target} did not end within {timeout_s:g} s and was stopped{self._last_words()}",
+                hint="raise the limit, or look for an endless loop",
+            )
+        if "crash" in reply:
+            time.sleep(0.05)
+            return errors.WorkerCrashed(
+                f"the process that ran {target} {reply['crash']}{self._last_words()}",
+                kind=reply["crash"],
+            )
+        raised = reply["error"]
+        own = getattr(errors, raised["kind"], None)
+        if raised["own"] and isinstance(own, type) and issubclass(own, errors.ModuleLensError):
+            extra = {"reason": raised["reason"]} if own is errors.NotRebuildable else {}
+            return own(raised["message"], hint=raised["hint"], **extra)
+        return errors.ForeignError(
+            f"{target} raised {raised['kind']}: {raised['message']}",
+            kind=raised["kind"],
+            traceback=raised["traceback"],
+        )
