@@ -104,7 +104,7 @@ def _timing(measurement: Measurement) -> Timing:
 
 COMMAND = Command(
     run,
-    "Benchmark the module, or a candidate beside it in interleaved blocks.",
+    "Benchmark the module, or a candidate beside it.",
     "modulelens bench dlrm/over_arch fused.py:FusedMLP --out times.json",
     Benchmark,
     arguments=(REF, CANDIDATE),

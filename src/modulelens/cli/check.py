@@ -35,7 +35,7 @@ def failure(check: Check, name: str) -> ModuleLensError:
 
 COMMAND = Command(
     run,
-    "Check the rebuilt module, or a candidate, against what was captured.",
+    "Check the module, or a candidate, against its capture.",
     "modulelens check dlrm/over_arch fused.py:FusedMLP --backward",
     Check,
     arguments=(REF, CANDIDATE),

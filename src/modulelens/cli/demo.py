@@ -134,14 +134,14 @@ def _train(place: Path, model_class: Callable[[], object]) -> str:
         model = model_class()
     assert isinstance(model, torch.nn.Module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
+    losses: list[float] = []
     with ml.trace(model, name="ranking", warmup=4, keep=ml.Keep(grads=True)) as trace:
         while not trace.done and len(losses) < 10:
             dense, ids = torch.randn(256, 13), torch.randint(5000, (12, 256, 4))
             clicks = torch.randint(2, (256,)).float()
             optimizer.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(model(dense, ids), clicks)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
     entries = ml.Repo(str(place)).add(trace)
@@ -183,7 +183,7 @@ def _report(story: Story) -> str:
 
 COMMAND = Command(
     run,
-    "Run the whole loop on a small ranking model, in under a minute.",
+    "Run the whole loop on a small ranking model.",
     "modulelens demo --keep-dir lens-demo",
     Story,
     options=(Option("--keep-dir", str, "Work in this folder and keep it.", metavar="DIR"),),

@@ -16,7 +16,7 @@ def run(*, old: str, new: str, repo: str | None) -> Reply:
 
 COMMAND = Command(
     run,
-    "Compare two entries: class, init, source, calls, environment, grade.",
+    "Compare two entries' init, source, calls and grades.",
     "modulelens diff dlrm/over_arch@v1 dlrm/over_arch@v2",
     EntryDiff,
     arguments=(Argument("old", "An entry."), Argument("new", "Another entry.")),

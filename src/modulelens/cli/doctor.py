@@ -181,7 +181,7 @@ def _devices(torch: TorchHealth) -> str:
 
 COMMAND = Command(
     run,
-    "Report versions, the repo's health, optional packages and devices.",
+    "Report versions, repo, optional packages, devices.",
     "modulelens doctor --json",
     Health,
     options=(REPO, Option("--quick", bool, "Leave out the devices, which need torch.")),

@@ -27,7 +27,7 @@ def run(*, ref: str, file: str, repo: str | None) -> Reply:
 
 COMMAND = Command(
     run,
-    "Export one entry to a file for torch.load(weights_only=True).",
+    "Export one entry to a file for plain torch.load.",
     "modulelens export dlrm/over_arch over_arch.pt",
     Exported,
     arguments=(REF, Argument("file", "The file to write.")),

@@ -15,9 +15,16 @@ def run(*, terms: list[str], repo: str | None, limit: int, offset: int) -> Reply
 
 COMMAND = Command(
     run,
-    "Find entries by terms: = != < <= > >=, ~ for a regex, : for a list that contains.",
+    "Find entries by terms such as 'params>1e6'.",
     "modulelens find 'params>1e6' input.dtype=bfloat16 'cls~Attention' grade!=exact",
     Listing,
-    arguments=(Argument("terms", "Terms such as params>1e6; all have to fit.", True, many=True),),
+    arguments=(
+        Argument(
+            "terms",
+            "FIELD SIGN VALUE, all have to fit. Signs: = != < <= > >= ~ (regex) : (list contains).",
+            True,
+            many=True,
+        ),
+    ),
     options=(REPO, LIMIT, OFFSET),
 )

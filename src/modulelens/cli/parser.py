@@ -11,7 +11,7 @@ import typer
 from modulelens.cli.command import Argument, Command, Option
 from modulelens.errors import UsageError
 
-HELP = """Capture one PyTorch module in a real training step; rebuild, check and measure it alone.
+HELP = """Capture one PyTorch module in a real training step, then rebuild, check and measure it.
 
 Exit codes: 0 ok, 1 internal, 2 usage, 3 not found, 4 check failed, 5 environment lacks something,
 6 conflict, 7 timeout, 130 interrupted.
@@ -32,6 +32,7 @@ def parse(
     """
     app = typer.Typer(
         help=HELP,
+        add_completion=True,
         epilog=EXAMPLE,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -45,11 +46,18 @@ def parse(
             epilog=f"Example: {command.example}",
             context_settings={"allow_interspersed_args": not command.rest},
         )(_callback(name, command, found))
+    app.callback()(_version)
     try:
         app(args=list(words), prog_name="modulelens", standalone_mode=False)
     except _ParserError as error:
         raise UsageError(_message(error), hint=_hint(error)) from error
     return found[0] if found else None
+
+
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Only for the help page: `main` answers `--version` itself."""
 
 
 def _callback(
@@ -66,13 +74,14 @@ def _callback(
 
 def _argument(argument: Argument) -> inspect.Parameter:
     kind: Any = list[str] if argument.many else str
+    shown = argument.name.upper()
     return inspect.Parameter(
         argument.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=... if argument.required else argument.unset,
         annotation=Annotated[
             kind if argument.required or argument.many else Optional[kind],  # noqa: UP045
-            typer.Argument(help=argument.help, show_default=False),
+            typer.Argument(help=argument.help, metavar=shown, show_default=False),
         ],
     )
 

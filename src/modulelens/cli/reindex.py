@@ -23,7 +23,7 @@ def run(*, repo: str | None) -> Reply:
 
 COMMAND = Command(
     run,
-    "Rebuild the index, which is only a cache of the entry files.",
+    "Rebuild the index from the entry files.",
     "modulelens reindex --repo /data/lens",
     Reindexed,
     options=(REPO,),

@@ -39,7 +39,7 @@ def envelope_type(name: str, command: Command) -> type[msgspec.Struct]:
 
 COMMAND = Command(
     run,
-    "Print the JSON Schema of a command's --json output.",
+    "Print the JSON Schema of a command's --json.",
     "modulelens schema show",
     dict,
     arguments=(Argument("command", "The command's name."),),

@@ -21,7 +21,7 @@ def run(*, ref: str, repo: str | None, call: int | None, source: bool) -> Reply:
 
 COMMAND = Command(
     run,
-    "Show one entry: how it was made, what went in and came out, its grade.",
+    "Show one entry: init, inputs, outputs, source, grade.",
     "modulelens show dlrm/over_arch@v2 --call 1",
     EntryView,
     arguments=(REF,),

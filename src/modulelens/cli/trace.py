@@ -87,7 +87,7 @@ def _speaks() -> bool:
 
 COMMAND = Command(
     run,
-    "Run a training script unchanged and capture modules of one step.",
+    "Run a training script, capture modules of one step.",
     "modulelens trace --modules 'layers.*' --warmup 2 -- train.py --epochs 1",
     Traced,
     arguments=(Argument("script", "The script and its arguments.", many=True),),
