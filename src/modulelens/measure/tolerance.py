@@ -1,0 +1,199 @@
+"""Two plain tensors -> one `LeafCheck`: the rules for values. Knows no containers, no modules.
+
+Another implementation is judged by its error against a float64 run of the reference:
+`e(y) = |y - hi| / s` with `s` the row maximum of `|hi|`; accepted when
+`max e(y) <= max(4 max e(reference), 4 u)` and `rms e(y) <= max(2 rms e(reference), u)`, `u` the
+dtype's epsilon. A fixed tolerance accepts tf32, bf16 or zeros for one operator or another.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from modulelens.records import LeafCheck, Status
+from modulelens.tree import dtype_name
+
+_TINY = 1e-30
+#: Above this share of the row maximum, the reference's own error says that the float64 run is no
+#: anchor: it drew other random numbers, or the function is chaotic.
+_NO_ANCHOR = 0.25
+
+
+def check_tensor(
+    expected: Tensor, actual: Tensor, anchor: Tensor | None, *, path: str, same_code: bool
+) -> LeafCheck:
+    """Compares shape, dtype, NaN and infinity positions, then values.
+
+    `error_ratio` is set where the anchored rule was applied.
+    """
+    with torch.no_grad():
+        wrong = _wrong_kind(expected, actual, path)
+        if wrong is not None:
+            return wrong
+        expected, actual = _host(expected), _host(actual)
+        numel = expected.numel()
+        if _same_bytes(expected, actual):
+            return LeafCheck(path=path, status=Status.EXACT, numel=numel)
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return _differs(path, expected, actual, expected != actual)
+        wide, other = _wide(expected), _wide(actual)
+        misplaced = _misplaced(wide, other)
+        if misplaced.any():
+            return _differs(path, wide, other, misplaced, "NaN or infinity at other positions")
+        unequal = (wide != other) & ~wide.isnan()
+        if not unequal.any():
+            return _equal_but_for_signs(path, wide, other, same_code)
+        if same_code:
+            return _differs(path, wide, other, unequal)
+        high = _usable_anchor(anchor, expected)
+        return _judge(path, wide, other, high, eps=torch.finfo(expected.dtype).eps)
+
+
+def powerless(expected: Tensor, anchor: Tensor | None) -> str:
+    """Why a comparison with this reference proves little; empty where it proves something."""
+    with torch.no_grad():
+        expected = _host(expected)
+        if expected.numel() < 2:
+            return ""
+        if _same_bytes(expected, expected.flatten()[:1].expand(expected.numel()).view_as(expected)):
+            return "it is constant, so a candidate that ignores its inputs would pass"
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return ""
+        zeros = torch.zeros_like(expected)
+        null = check_tensor(expected, zeros, anchor, path="", same_code=False)
+        return "zeros would pass too" if null.status.passed else ""
+
+
+def _wrong_kind(expected: Tensor, actual: Tensor, path: str) -> LeafCheck | None:
+    if expected.shape != actual.shape:
+        status = Status.MISMATCH_SHAPE
+    elif expected.dtype != actual.dtype:
+        status = Status.MISMATCH_DTYPE
+    else:
+        return None
+    message = f"expected {_kind(expected)}, got {_kind(actual)}"
+    return LeafCheck(path=path, status=status, message=message, numel=expected.numel())
+
+
+def _judge(path: str, wide: Tensor, other: Tensor, high: Tensor | None, *, eps: float) -> LeafCheck:
+    finite = wide.isfinite()
+    target = wide if high is None else torch.where(finite & high.isfinite(), high, wide)
+    scale = _row_scale(target, finite)
+    error = _errors(other, target, scale, finite)
+    own = _errors(wide, target, scale, finite)
+    anchored = high is not None and own[0] <= _NO_ANCHOR
+    if anchored:
+        limit = max(4 * own[0], 4 * eps), max(2 * own[1], eps)
+        rule = f"{error[0]:.1e} of the row maximum, the original's own {own[0]:.1e}"
+    else:
+        if high is not None:
+            scale = _row_scale(wide, finite)
+            error = _errors(other, wide, scale, finite)
+        widest = (64 if eps < 1e-6 else 4) * eps
+        limit = widest, widest / 4
+        rule = f"{error[0]:.1e} of the row maximum, tolerance {widest:.1e}"
+    passed = error[0] <= limit[0] and error[1] <= limit[1]
+    detail = _differs(path, wide, other, (wide != other) & finite, f"error {rule}")
+    message = detail.message if not passed else f"error {rule}"
+    return LeafCheck(
+        path=path,
+        status=Status.CLOSE if passed else Status.MISMATCH_VALUE,
+        message=message,
+        max_abs=detail.max_abs,
+        max_rel=detail.max_rel,
+        error_ratio=error[0] / max(own[0], eps) if anchored else None,
+        mismatched=detail.mismatched,
+        numel=detail.numel,
+    )
+
+
+def _row_scale(target: Tensor, finite: Tensor) -> Tensor:
+    """Row maximum over the last dimension, not below a thousandth of the tensor's RMS."""
+    magnitude = torch.where(finite, target.abs(), 0.0)
+    rms = magnitude.square().mean().sqrt().item() if magnitude.numel() else 0.0
+    return magnitude.amax(dim=-1, keepdim=True).clamp_min(max(1e-3 * rms, _TINY))
+
+
+def _errors(value: Tensor, target: Tensor, scale: Tensor, finite: Tensor) -> tuple[float, float]:
+    error = torch.where(finite, (value - target).abs() / scale, 0.0)
+    return error.max().item(), error.square().mean().sqrt().item()
+
+
+def _usable_anchor(anchor: Tensor | None, expected: Tensor) -> Tensor | None:
+    """The anchor widened; None where it holds no more digits than the reference itself."""
+    if anchor is None or anchor.shape != expected.shape:
+        return None
+    high = torch.complex128 if expected.is_complex() else torch.float64
+    if anchor.dtype is not high or expected.dtype is high:
+        return None
+    return _wide(_host(anchor))
+
+
+def _differs(
+    path: str, expected: Tensor, actual: Tensor, bad: Tensor, what: str = "values differ"
+) -> LeafCheck:
+    count = int(bad.sum())
+    first = int(bad.reshape(-1).nonzero()[0])
+    index = [int(i) for i in torch.unravel_index(torch.tensor(first), bad.shape)]
+    a, b = expected.reshape(-1)[first].item(), actual.reshape(-1)[first].item()
+    where = f"; {count} of {bad.numel()} elements, first at {index}: expected {a!r}, got {b!r}"
+    difference = (actual.double() - expected.double()).abs()
+    usable = difference.isfinite() & bad
+    relative = difference / expected.double().abs()
+    return LeafCheck(
+        path=path,
+        status=Status.MISMATCH_VALUE,
+        message=what + where,
+        max_abs=_largest(difference, usable),
+        max_rel=_largest(relative, usable & (expected != 0)),
+        mismatched=count,
+        numel=bad.numel(),
+    )
+
+
+def _largest(values: Tensor, where: Tensor) -> float | None:
+    return values[where].max().item() if where.any() else None
+
+
+def _equal_but_for_signs(path: str, wide: Tensor, other: Tensor, same_code: bool) -> LeafCheck:
+    """Bytes differ, values do not: zeros of the other sign, or NaNs with another payload."""
+    signs = (wide.signbit() != other.signbit()) & ~wide.isnan()
+    count = int(signs.sum())
+    if not count:
+        return LeafCheck(path=path, status=Status.EXACT, numel=wide.numel())
+    return LeafCheck(
+        path=path,
+        status=Status.MISMATCH_VALUE if same_code else Status.CLOSE,
+        message=f"equal but for the sign of {count} zeros",
+        max_abs=0.0,
+        max_rel=0.0,
+        mismatched=count,
+        numel=wide.numel(),
+    )
+
+
+def _misplaced(wide: Tensor, other: Tensor) -> Tensor:
+    infinite = wide.isinf() | other.isinf()
+    return (wide.isnan() != other.isnan()) | (infinite & (wide != other))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """float64 with at least one dimension; real and imaginary parts side by side in the row."""
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor.to(torch.complex128))
+        return parts.flatten(-2) if tensor.ndim else parts
+    return tensor.to(torch.float64).reshape(tensor.shape or (1,))
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu()
+
+
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
+    flat = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(*flat)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
