@@ -5,40 +5,37 @@ from __future__ import annotations
 import msgspec
 
 from modulelens.cli.command import REPO, Command, Reply
-from modulelens.cli.repos import open_repo, with_repo
+from modulelens.cli.repos import open_repo
 from modulelens.errors import Corrupted
 from modulelens.report.quantity import plural
 from modulelens.report.upkeep import fsck_report
+from modulelens.store import FsckReport, Problem
 
-_MOST_FINDINGS = 50
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem. `where` is an entry id, a blob or a file."""
-
-    where: str
-    code: str
-    message: str
+_MOST_PROBLEMS = 30
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first problems, and how many there are."""
+    """How much was checked, how many problems there are, and the first of them."""
 
+    entries: int
+    blobs: int
     total: int
-    problems: tuple[Finding, ...]
+    problems: tuple[Problem, ...]
 
 
 def run(*, repo: str | None) -> Reply:
     """Checks every entry and blob; problems are exit code 1."""
-    problems = open_repo(repo).fsck().problems
-    found = tuple(Finding(where=p.where, code=p.code, message=p.message) for p in problems)
-    data = Findings(total=len(found), problems=found[:_MOST_FINDINGS])
-    failure = None
-    if found:
-        failure = Corrupted(
-            f"{plural(len(found), 'problem')} in the repo", hint=with_repo("fsck", repo)
-        )
-    return Reply(data, fsck_report(found), failure=failure)
+    report: FsckReport = open_repo(repo).fsck()
+    total = len(report.problems)
+    data = Findings(
+        entries=report.entries,
+        blobs=report.blobs,
+        total=total,
+        problems=report.problems[:_MOST_PROBLEMS],
+    )
+    text = fsck_report(report.problems, entries=report.entries, blobs=report.blobs)
+    failure = Corrupted(f"{plural(total, 'problem')} in the repo") if total else None
+    return Reply(data, text, failure=failure)
 
 
 COMMAND = Command(

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from modulelens.report.quantity import plural, size
-from modulelens.report.table import table
+from modulelens.report.table import clean, table
 
-_MOST_PROBLEMS = 30
+_MOST_LINES = 30
 
 
 class Problem(Protocol):
     """One thing that is wrong in a repo."""
 
     @property
-    def where(self) -> str:
+    def subject(self) -> str:
         """Entry id, blob digest, or file."""
         ...
 
@@ -30,16 +30,23 @@ class Problem(Protocol):
         ...
 
 
-def gc_report(*, blobs: int, freed_bytes: int, leftovers: int) -> str:
-    """What was removed, and how much room that made."""
-    removed = f"removed {plural(blobs, 'unreferenced blob')} ({size(freed_bytes)})"
-    return f"{removed} and {plural(leftovers, 'leftover')} of interrupted writers"
+def gc_report(
+    *, blobs: int, freed_bytes: int, leftovers: int, unreadable: Sequence[str] = ()
+) -> str:
+    """What was removed, how much room that made, and which entries could not be read."""
+    lines = [
+        f"removed {plural(blobs, 'unreferenced blob')} ({size(freed_bytes)}) "
+        f"and {plural(leftovers, 'leftover')} of interrupted writers"
+    ]
+    lines += [f"unreadable: {clean(entry)}" for entry in unreadable[:_MOST_LINES]]
+    return "\n".join(lines)
 
 
-def fsck_report(problems: Sequence[Problem]) -> str:
+def fsck_report(problems: Sequence[Problem], *, entries: int, blobs: int) -> str:
     """One line per problem, or that there is none."""
+    checked = f"{plural(entries, 'entry')} and {plural(blobs, 'blob')} checked"
     if not problems:
-        return "no problems"
-    rows = [(problem.where, problem.code, problem.message) for problem in problems]
-    text = table(("WHERE", "PROBLEM", "WHAT IS WRONG"), rows[:_MOST_PROBLEMS])
-    return f"{text}\n{plural(len(rows), 'problem')}"
+        return f"no problems; {checked}"
+    rows = [(problem.subject, problem.code, problem.message) for problem in problems]
+    text = table(("WHERE", "PROBLEM", "WHAT IS WRONG"), rows[:_MOST_LINES])
+    return f"{text}\n{plural(len(rows), 'problem')}; {checked}"
