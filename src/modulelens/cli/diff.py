@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from modulelens.cli.command import REPO, Argument, Command, Reply
 from modulelens.cli.repos import open_repo
-from modulelens.report.diff import EntryDiff, diff_report, entry_diff
+from modulelens.report.diff import EntryDiff, diff_report
 
 
 def run(*, old: str, new: str, repo: str | None) -> Reply:
     """Compares class, constructor call, source, calls, environment, grade and speed."""
     opened = open_repo(repo)
-    diff = entry_diff(opened[old].metadata, opened[new].metadata)
+    diff = opened[old].diff(opened[new])
     return Reply(diff, diff_report(diff))
 
 
