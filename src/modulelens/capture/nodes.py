@@ -62,6 +62,7 @@ class Nodes:
         self.index: dict[int, int] = {}
         self.versions: list[list[tuple[int, OwnState]]] = []
         self.epoch = 0
+        self._noting: set[int] = set()
         for fqn, module in root.named_modules():
             self._add(module, clean_fqn(fqn))
         self.in_tree = len(self.modules)
@@ -86,16 +87,16 @@ class Nodes:
 
     def note(self, numbers: Iterable[int]) -> int:
         """Notes the present state of these modules where it changed; returns the moment."""
-        changed = False
+        changed = []
         for number in numbers:
             versions = self.versions[number]
             state = self._own(self.modules[number])
             if not versions or versions[-1][1] != state:
-                versions.append((self.epoch, state))
-                changed = True
-        now = self.epoch
-        self.epoch += changed
-        return now
+                changed.append((versions, state))
+        self.epoch += bool(changed)
+        for versions, state in changed:
+            versions.append((self.epoch, state))
+        return self.epoch
 
     def state_at(self, number: int, moment: int) -> OwnState:
         """The module's own state at a moment that `note` returned (its first one if later)."""
@@ -109,7 +110,7 @@ class Nodes:
 
     def _own(self, module: nn.Module) -> OwnState:
         inside = vars(module)
-        encoder = Encoder(self._ref, module=self._refer)
+        encoder = Encoder(self._ref, module=self.refer)
         parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
         buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
         attributes: dict[str, Any] = {}
@@ -144,8 +145,14 @@ class Nodes:
             refused=_refusal(module, cls),
         )
 
-    def _refer(self, module: nn.Module) -> Any:
-        return {"number": self.number(module)}
+    def refer(self, module: nn.Module) -> Any:
+        """The module's JSON where a value holds it. Its state is noted if that wasn't done yet."""
+        number = self.number(module)
+        if not self.versions[number] and number not in self._noting:
+            self._noting.add(number)
+            self.note([number])
+            self._noting.discard(number)
+        return {"number": number}
 
     def _hooks(self, inside: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         kept, foreign = [], []
@@ -153,7 +160,7 @@ class Nodes:
             for hook_id, hook in inside[kind].items():
                 if hook_id in self._own_hooks:
                     continue
-                encoder = Encoder(self._ref, module=self._refer)
+                encoder = Encoder(self._ref, module=self.refer)
                 encoded = encoder.encode(hook)
                 if encoder.opaque:
                     foreign.append(getattr(hook, "__qualname__", type(hook).__qualname__))

@@ -40,12 +40,17 @@ def source_digest(text: str) -> str:
 
 
 def _file(cls: type) -> str:
-    module = sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None)
-    if not file:
-        codes = [c for c in map(_code, vars(cls).values()) if c is not None]
-        file = codes[0].co_filename if codes else ""
-    return str(Path(file).resolve()) if file and not file.startswith("<") else file
+    # What the methods say comes first: `__main__` may be another script by now.
+    for code in map(_code, vars(cls).values()):
+        if code is not None and not code.co_filename.startswith("<") and _is_own(code, cls):
+            return str(Path(code.co_filename).resolve())
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else ""
+
+
+def _is_own(code: CodeType, cls: type) -> bool:
+    qualname = getattr(code, "co_qualname", "")  # from Python 3.11 on
+    return not qualname or qualname.startswith(f"{cls.__qualname__}.")
 
 
 def _code(member: object) -> CodeType | None:
@@ -56,11 +61,8 @@ def _code(member: object) -> CodeType | None:
 def _text(cls: type, file: str) -> tuple[str, int, bool]:
     """The class block whose methods are the ones that run, not merely the first of that name."""
     lines = linecache.getlines(file) if file else []
-    starts = sorted(
-        code.co_firstlineno
-        for code in map(_code, vars(cls).values())
-        if code is not None and code.co_qualname.startswith(f"{cls.__qualname__}.")
-    ) if sys.version_info >= (3, 11) else []
+    codes = [c for c in map(_code, vars(cls).values()) if c is not None and _is_own(c, cls)]
+    starts = sorted(c.co_firstlineno for c in codes if c.co_filename.endswith(Path(file).name))
     first = getattr(cls, "__firstlineno__", 0)
     if lines and starts:
         head = f"class {cls.__name__}"

@@ -228,7 +228,7 @@ class Watch:
             leaves.append((tensor, ref))
             return ref
 
-        return Encoder(keep, module=self.nodes._refer)
+        return Encoder(keep, module=self.nodes.refer)
 
     # ---- leaving a call
 

@@ -19,8 +19,10 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of one module of one model.
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
-    entry needs, directly or through nodes, to its size in bytes. `packages` are the top-level
-    packages whose classes may be decoded for this entry. `own_bytes` are the bytes of the tensors
+    entry needs, directly or through nodes, to its size in bytes. `sources` maps every class of the
+    subtree that is not torch's own to the digest of its source. `packages` are the top-level
+    packages whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each
+    was found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
     of this module alone (shared ones included, each storage once).
     """
 
@@ -38,6 +40,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     own_bytes: int = 0
     init: InitCall | None = None
     source: SourceRef | None = None
+    sources: dict[str, str] = {}
     environment: Environment = Environment()
     calls: tuple[Call, ...] = ()
     dropped_calls: int = 0
@@ -46,6 +49,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradient_notes: dict[str, str] = {}
     ties: dict[str, tuple[str, ...]] = {}
     packages: tuple[str, ...] = ()
+    roots: dict[str, str] = {}
+    main_file: str = ""
     blobs: dict[str, int] = {}
     state_digest: str = ""
     tags: tuple[str, ...] = ()

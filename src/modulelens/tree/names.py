@@ -7,7 +7,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from modulelens.errors import ClassNotFound, NotRebuildable
@@ -80,13 +80,19 @@ class Importer:
 
     Args:
         packages: Top-level packages allowed besides `ALLOWED_PACKAGES`.
-        redirect: Class path -> object, for classes that live elsewhere today (`class_map`, the
-            definitions of a script).
+        redirect: Class path -> object, for classes that live elsewhere today (`class_map`).
+        main: Qualified name -> object of the script that was `__main__` at capture time.
     """
 
-    def __init__(self, packages: Iterable[str] = (), redirect: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        packages: Iterable[str] = (),
+        redirect: dict[str, Any] | None = None,
+        main: Callable[[str], Any] | None = None,
+    ) -> None:
         self.packages = ALLOWED_PACKAGES | frozenset(packages)
         self.redirect = redirect or {}
+        self.main = main
 
     def get(self, path: str) -> Any:
         """The object that `module:qualname` names.
@@ -108,6 +114,8 @@ class Importer:
             )
         if not name or "<" in name:
             raise ClassNotFound(f"{path} is not importable: it is defined inside a function")
+        if module == "__main__" and self.main is not None:
+            return self.main(name)
         return self._import(path, module, name)
 
     def module(self, name: str) -> Any:

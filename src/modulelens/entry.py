@@ -1,0 +1,350 @@
+"""One stored capture: the door to everything that can be done with it.
+
+Reading its record needs no torch; rebuilding, running and measuring import it when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modulelens.errors import NotFound, TimedOut, UsageError
+from modulelens.records import Check, Comparison, Grade, Measurement, Metadata, Profile, SourceRef, Status
+from modulelens.store import LocalStore
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from modulelens.replay import Replay
+    from modulelens.report.diff import EntryDiff
+
+Candidate = Any
+_CHECK_TIMEOUT_S = 300.0
+
+
+class Entry:
+    """A version of one module of one model; made by `Repo`.
+
+    Args:
+        store: Where it is.
+        metadata: Its record.
+        allow: Packages whose classes may be imported besides its own.
+    """
+
+    def __init__(self, store: LocalStore, metadata: Metadata, allow: Iterable[str] = ()) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._allow = tuple(allow)
+
+    def __repr__(self) -> str:
+        grade = self.grade.level.value if self.grade else "unverified"
+        cls = self.cls.partition(":")[2]
+        return f"Entry({self.name}@v{self.version}: {cls}, {self.metadata.params:,} params, {grade})"
+
+    # ---- the record
+
+    @property
+    def metadata(self) -> Metadata:
+        """The whole record."""
+        return self._metadata
+
+    @property
+    def model(self) -> str:
+        """What the model is called."""
+        return self._metadata.model
+
+    @property
+    def fqn(self) -> str:
+        """torch's dotted path of the module; empty for the root."""
+        return self._metadata.fqn
+
+    @property
+    def cls(self) -> str:
+        """`module:qualname` of the module's class."""
+        return self._metadata.cls
+
+    @property
+    def version(self) -> int:
+        """Version within the collection; the first is 1."""
+        return self._metadata.version
+
+    @property
+    def id(self) -> str:
+        """`<collection id>/<version>`."""
+        return self._metadata.id
+
+    @property
+    def name(self) -> str:
+        """`model/fqn`."""
+        return self._metadata.name
+
+    @property
+    def source(self) -> SourceRef | None:
+        """File, text and digest of the class at capture time."""
+        return self._metadata.source
+
+    @property
+    def grade(self) -> Grade | None:
+        """What verification found; None when it was not verified."""
+        return self._metadata.grade
+
+    # ---- live
+
+    def rebuild(
+        self,
+        device: str = "cpu",
+        *,
+        call: int = 0,
+        strategy: str | None = None,
+        class_map: Mapping[str, Any] | None = None,
+    ) -> nn.Module:
+        """The module alone, in the state and modes it had when that call was entered.
+
+        Args:
+            device: Where it is made.
+            call: The call whose entry state is wanted.
+            strategy: "init" (constructor) or "structure"; None: the one that verification chose.
+            class_map: Class path -> class, for classes that were moved or renamed.
+
+        Raises:
+            ClassNotFound: Its class cannot be imported here.
+            NotRebuildable: With the reason.
+            Corrupted: Its bytes are not what was stored.
+        """
+        if strategy not in (None, "init", "structure"):
+            raise UsageError(f"strategy {strategy!r}: use 'init' or 'structure'")
+        chosen: Any = strategy
+        return self._replay(device, class_map).module(call, chosen)
+
+    def inputs(self, call: int = 0, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of one call, in memory of their own, with strides and aliasing.
+
+        Tensors of which only shapes were kept are synthesised, deterministic by `seed`.
+        """
+        return self._replay(device).inputs(call, seed)
+
+    def outputs(self, call: int = 0) -> Any:
+        """The captured output of one call.
+
+        Raises:
+            NotRebuildable: Only its shape was kept.
+        """
+        replay = self._replay()
+        return replay.value(replay.call(call).output)
+
+    def grads(self, call: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+        """Captured gradients: `{"outputs": ..., "inputs": ..., "parameters": ...}`.
+
+        Outputs and inputs by leaf number in the order of `tree.flatten`; those of inputs are
+        totals over all consumers. Those of parameters are sums over all calls of the step.
+
+        Raises:
+            NotFound: The trace did not keep gradients.
+        """
+        replay, record = self._replay(), self._replay().call(call)
+        groups = {"outputs": record.grad_output, "inputs": record.grad_input, "parameters": self.metadata.param_grads}
+        if not any(groups.values()):
+            raise NotFound(f"{self.name} holds no gradients", hint="trace with keep=ml.Keep(grads=True)")
+        return {
+            group: {name: grad for name, part in parts.items() if (grad := replay.gradient(part)) is not None}
+            for group, parts in groups.items()
+        }
+
+    def run(self, module: Callable[..., Any] | None = None, call: int = 0, seed: int = 0) -> Any:
+        """Runs a module (the rebuilt one by default) on the inputs, under the captured context.
+
+        The process's random streams and switches are the same afterwards as before.
+        """
+        ready = self._replay().ready(call, seed=seed)
+        run = ready.run
+        if module is not None:
+            run = self._replay().run(module, call, (run.args, run.kwargs))
+        with run:
+            run.fresh()
+            return run.forward()
+
+    def check(
+        self,
+        candidate: Candidate = None,
+        call: int | None = None,
+        backward: bool = False,
+        *,
+        timeout_s: float = _CHECK_TIMEOUT_S,
+    ) -> Check:
+        """Does the rebuilt module, or a candidate, compute what was captured?
+
+        Args:
+            candidate: None: the module with today's code. An `nn.Module` or a callable: run as it
+                is on the inputs (a function whose first parameter is `module` gets the rebuilt
+                module). An `nn.Module` class: takes the captured class's place. `"file.py:Name"`:
+                loaded in an isolated worker.
+            call: One call; None: all.
+            backward: Compare gradients as well.
+            timeout_s: Limit for a candidate in the worker.
+        """
+        if isinstance(candidate, str):
+            return self._check_apart(candidate, call, backward, timeout_s)
+        from modulelens.verify import check
+
+        name = getattr(candidate, "__qualname__", type(candidate).__qualname__) if candidate is not None else ""
+        if isinstance(candidate, type):
+            edited = self._replay(class_map={self.cls: candidate})
+            return check(edited, call=call, backward=backward, name=name, reference=self._replay())
+        return check(self._replay(), candidate, call=call, backward=backward, name=name)
+
+    def _check_apart(self, candidate: str, call: int | None, backward: bool, timeout_s: float) -> Check:
+        import msgspec
+
+        from modulelens.errors import ForeignError, WorkerCrashed
+        from modulelens.measure.worker import Worker
+
+        task = {"call": call, "backward": backward, "candidate": candidate, **self._address()}
+        try:
+            with Worker(timeout_s=timeout_s, path=_import_path()) as worker:
+                return msgspec.convert(worker.call("modulelens.entry:check_task", task), Check)
+        except TimedOut as error:
+            return Check(status=Status.TIMEOUT, reason=error.message, code=candidate)
+        except (ForeignError, WorkerCrashed) as error:
+            return Check(status=Status.RUNTIME_ERROR, reason=error.message, code=candidate)
+
+    def _address(self) -> dict[str, Any]:
+        return {"repo": str(self._store.root), "entry": self.id, "allow": list(self._allow)}
+
+    def benchmark(
+        self,
+        candidate: Candidate = None,
+        backward: bool = True,
+        *,
+        call: int = 0,
+        seed: int = 0,
+        budget_s: float = 3.0,
+        device: str = "cpu",
+    ) -> Measurement | Comparison:
+        """Times the module, or it and a candidate in interleaved blocks.
+
+        State, random streams and inputs are put back before each run, outside the timed part.
+
+        Args:
+            candidate: As for `check`; a file's candidate is loaded in this process.
+            backward: Time forward and backward, where the output requires grad.
+            call: Whose inputs.
+            seed: For inputs that are synthesised.
+            budget_s: Seconds to spend at most, per side.
+            device: Where it runs.
+
+        Returns:
+            A `Measurement` (raw times in seconds), or a `Comparison` with a candidate.
+        """
+        from modulelens.speed import measure
+
+        measured = measure(self._replay, candidate, call=call, seed=seed, backward=backward, budget_s=budget_s, device=device)
+        if isinstance(measured, Measurement):
+            self._note(measurement=measured)
+        return measured
+
+    def profile(
+        self, *, call: int = 0, seed: int = 0, device: str = "cpu", trace_file: str | None = None, budget_s: float = 2.0
+    ) -> Profile:
+        """Latency forward and backward, FLOPs, parameters, saved-activation and peak memory, operators.
+
+        Args:
+            call: Whose inputs.
+            seed: For inputs that are synthesised.
+            device: Where it runs.
+            trace_file: Also writes a Chrome trace there (chrome://tracing, Perfetto).
+            budget_s: Seconds to spend at most on timing.
+        """
+        import msgspec
+
+        from modulelens.measure.profile import profile
+
+        ready = self._replay(device).ready(call, seed=seed)
+        found = profile(ready.run, trace_file=trace_file, budget_s=budget_s)
+        found = msgspec.structs.replace(found, synthesized=ready.synthesized)
+        self._note(profile=found)
+        return found
+
+    def export(self, path: str | Path) -> Path:
+        """Writes one self-contained file that plain torch opens.
+
+        `torch.load(path, weights_only=True, mmap=True)` gives a flat `{key: tensor}`:
+        `state/<name>` (parameters and buffers), `inputs/<call>/<leaf>`, `outputs/<call>/<leaf>`,
+        and `metadata.json` (uint8).
+        """
+        from modulelens.export import export
+
+        return export(self._replay(), Path(path))
+
+    def diff(self, other: Entry) -> EntryDiff:
+        """What differs between this entry and another, by their records."""
+        from modulelens.report.diff import entry_diff
+
+        return entry_diff(self.metadata, other.metadata)
+
+    # ---- inside
+
+    def _note(self, **fields: Any) -> None:
+        """Keeps a result with the entry, so that it can be searched; a read-only repo is fine."""
+        import msgspec
+
+        if self._store.writable:
+            self._metadata = self._store.update(self.id, lambda m: msgspec.structs.replace(m, **fields))
+
+    def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
+        from modulelens.rebuild import Payload
+        from modulelens.replay import Replay
+
+        payload = Payload(self.metadata, self._store.blob_bytes, self._storage)
+        roots = [self._store.root]
+        return Replay(payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots)
+
+    def _storage(self, ref: Any) -> torch.UntypedStorage:
+        import torch
+
+        if ref.blob is None:
+            return self._state[ref.key].clone().untyped_storage()
+        path = self._store.blob_path(ref.blob)
+        size = path.stat().st_size
+        # A private mapping: writes stay in this process, pages are read when they are touched.
+        return torch.UntypedStorage.from_file(str(path), False, size) if size else torch.UntypedStorage(0)
+
+    @cached_property
+    def _state(self) -> dict[str, torch.Tensor]:
+        return self._store.state(self.id)
+
+
+def _import_path() -> list[str]:
+    import os
+    import sys
+
+    # The worker imports what this process can, also from the script's own folder.
+    return [os.path.abspath(p or ".") for p in sys.path]  # noqa: PTH100 - resolve() follows links
+
+
+def _entry(repo: str, entry: str, allow: list[str]) -> Entry:
+    store = LocalStore(Path(repo), create=False)
+    return Entry(store, store.metadata(entry), allow)
+
+
+def grade_task(*, repo: str, entry: str, allow: list[str]) -> Any:
+    """For the worker: grades one entry."""
+    import msgspec
+
+    from modulelens.verify import grade
+
+    return msgspec.to_builtins(grade(_entry(repo, entry, allow)._replay()))
+
+
+def check_task(*, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool) -> Any:
+    """For the worker: checks one candidate of a file."""
+    import msgspec
+
+    from modulelens.measure.candidate import load_candidate
+
+    loaded = load_candidate(candidate)
+    found = _entry(repo, entry, allow).check(loaded, call, backward)
+    return msgspec.to_builtins(msgspec.structs.replace(found, code=candidate))
+

@@ -1,0 +1,49 @@
+"""An entry as one file that plain torch opens, without ModuleLens."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modulelens.errors import NotFound, NotRebuildable
+from modulelens.records import to_json
+from modulelens.replay import Replay
+from modulelens.tree import flatten
+
+
+def export(replay: Replay, path: Path) -> Path:
+    """Writes the flat `{key: tensor}` that `Entry.export` describes; replaces the file whole.
+
+    Raises:
+        NotFound: The file's folder does not exist.
+    """
+    if not path.parent.is_dir():
+        raise NotFound(f"no folder {path.parent} to export to", hint=f"mkdir -p {path.parent}")
+    module = replay.module()
+    tensors: dict[str, Tensor] = {f"state/{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
+    tensors |= {f"state/{n}": b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
+    for call in replay.metadata.calls:
+        tensors |= _leaves(f"inputs/{call.index}", replay.inputs(call.index))
+        try:
+            tensors |= _leaves(f"outputs/{call.index}", replay.value(call.output))
+        except NotRebuildable:
+            continue  # only shapes were kept: there is no output to write
+    record = bytearray(to_json(replay.metadata))
+    tensors["metadata.json"] = torch.frombuffer(record, dtype=torch.uint8)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        torch.save(tensors, temporary)
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def _leaves(prefix: str, value: object) -> dict[str, Tensor]:
+    flat = flatten(value)
+    return {f"{prefix}/{p}": t.detach() for p, t in zip(flat.paths, flat.tensors, strict=True)}

@@ -1,0 +1,269 @@
+"""A recorded module -> a live `nn.Module`, in two ways.
+
+`structure` makes every module without its constructor and gives it its state. `init` calls the
+outermost constructor on the meta device and lays the captured state over the result. Neither is
+enough alone (`docs/rebuild.md`); verification picks the one that replays exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from modulelens.context import preserved_rng
+from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
+from modulelens.rebuild.ancestor import Ancestor
+from modulelens.rebuild.payload import Payload
+from modulelens.rebuild.tensors import Tensors
+from modulelens.records import ModuleNode
+from modulelens.tree import Decoder, Importer, Opaque, display_path
+
+Strategy = Literal["structure", "init"]
+STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
+_HOOK_DICTS = ("_forward_pre_hooks", "_forward_hooks")
+_INTERNAL = frozenset(vars(nn.Module())) | {"_modelulens_init", "_compiled_call_impl"}
+
+
+class Rebuilder:
+    """Rebuilds the modules of one entry at one moment.
+
+    Args:
+        payload: The entry.
+        importer: Imports the classes.
+        tensors: Makes the tensors; shared with the inputs, so that they may alias the module.
+        device: Where everything is made.
+        drifted: Class paths whose source changed since the capture: their constructors run with
+            today's code and may add attributes, which stay.
+    """
+
+    def __init__(
+        self,
+        payload: Payload,
+        importer: Importer,
+        tensors: Tensors,
+        device: str = "cpu",
+        drifted: frozenset[str] = frozenset(),
+    ) -> None:
+        self._payload = payload
+        self._importer = importer
+        self._tensors = tensors
+        self._device = device
+        self._drifted = drifted
+        self._nodes: dict[int, ModuleNode] = {}
+        self._made: dict[int, nn.Module] = {}
+        self._root = -1
+
+    def rebuild(self, digest: str, strategy: Strategy) -> nn.Module:
+        """The module whose node has that digest.
+
+        Raises:
+            NotRebuildable: For a reason of `records.Reason`.
+            ClassNotFound: A class cannot be imported here.
+        """
+        root = self._load(digest)
+        self._root = root.number
+        if strategy == "init":
+            module = self._by_init(root)
+        else:
+            module = self._by_structure(root)
+        _clear_hooks(module, keep_weight_hooks=True)
+        return module
+
+    def _load(self, digest: str) -> ModuleNode:
+        node = self._payload.node(digest)
+        if node.refused:
+            reason, _, text = node.refused.partition(": ")
+            raise NotRebuildable(f"{node.fqn or 'the module'}: {text}", reason=reason)
+        if node.number not in self._nodes:
+            self._nodes[node.number] = node
+            for child in node.children.values():
+                if child is not None:
+                    self._load(child[0])
+        return node
+
+    def _class(self, node: ModuleNode) -> type[nn.Module]:
+        cls = self._importer.get(node.cls)
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise ClassNotFound(f"{node.cls} is no nn.Module class", hint="was it replaced by a function?")
+        return cls
+
+    # ---- without constructors
+
+    def _by_structure(self, node: ModuleNode) -> nn.Module:
+        if node.number in self._made:
+            return self._made[node.number]
+        if node.cls in self._drifted and node.init is not None and node.number != self._root:
+            return self._by_init(node)
+        module: nn.Module = object.__new__(self._class(node))
+        nn.Module.__init__(module)
+        self._made[node.number] = module
+        for name, child in node.children.items():
+            made = None if child is None else self._by_structure(self._nodes[child[1]])
+            module._modules[name] = made
+        self._fill(module, node, known=frozenset())
+        _inject_parametrizations(module, node)
+        return module
+
+    def _fill(self, module: nn.Module, node: ModuleNode, known: frozenset[str]) -> None:
+        """Parameters, buffers, attributes, mode and hooks. `known` are attributes to leave alone."""
+        decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
+        inside = vars(module)
+        _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
+        _replace(module._buffers, {k: decoder.decode(v) for k, v in node.buffers.items()})
+        module._non_persistent_buffers_set = set(node.non_persistent)
+        for name, value in node.attributes.items():
+            made = decoder.decode(value)
+            if not (name in node.opaque and name in known):
+                inside[name] = made
+        inside["training"] = node.training
+        self._hook(module, node)
+
+    def _hook(self, module: nn.Module, node: ModuleNode) -> None:
+        if node.foreign_hooks and node.number != self._root:
+            names = ", ".join(node.foreign_hooks)
+            raise NotRebuildable(f"{node.fqn}: its hook {names} has no importable name", reason="foreign_hook")
+        _clear_hooks(module)
+        for hook in node.hooks or ():
+            decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
+            made = decoder.decode(hook["hook"])
+            if hook["kind"] == "_forward_pre_hooks":
+                module.register_forward_pre_hook(made, with_kwargs=hook["kwargs"])
+            else:
+                module.register_forward_hook(made, with_kwargs=hook["kwargs"])
+
+    def module_value(self, body: dict[str, Any]) -> Any:
+        """The module that a `$module` value stands for: one made here, or a stand-in."""
+        number = body.get("number", -1)
+        if number in self._nodes:
+            return self._by_structure(self._nodes[number])
+        if body.get("node"):
+            return self._by_structure(self._load(body["node"]))
+        return Ancestor(body.get("fqn", "?"), body.get("cls", "?"), body.get("scalars", {}))
+
+    # ---- with constructors
+
+    def _by_init(self, node: ModuleNode) -> nn.Module:
+        module = self._construct(node)
+        if type(module) is not self._class(node) and not node.parametrized:
+            raise NotRebuildable(f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch")
+        self._lay_over(module, node)
+        return module
+
+    def _construct(self, node: ModuleNode) -> nn.Module:
+        if node.init is None:
+            raise NotRebuildable(f"{node.fqn or node.cls}: its constructor call is not known", reason="not_kept")
+        cls = self._class(node)
+        # New code may make new parameters, and those need values: it runs on the real device.
+        devices = [self._device] if self._drifted else ["meta", self._device]
+        failure: Exception | None = None
+        for device in devices:
+            decoder = Decoder(
+                self._tensors.get, self._importer, self._argument, self._device, strict=f"the constructor of {node.cls}"
+            )
+            args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
+            try:
+                with preserved_rng(), torch.device(device), _initialisers(off=device == "meta"):
+                    return cls(*args, **kwargs)
+            except ModuleLensError:
+                raise
+            except Exception as error:  # noqa: BLE001 - boundary: the user's constructor
+                failure = error
+        text = f"its constructor raised {type(failure).__name__}: {failure}"
+        raise NotRebuildable(f"{node.fqn or node.cls}: {text}", reason="runtime_error") from failure
+
+    def _argument(self, body: dict[str, Any]) -> Any:
+        if body.get("gone"):
+            raise NotRebuildable("a module passed to the constructor is gone", reason="opaque_argument")
+        return self.module_value(body)
+
+    def _lay_over(self, module: nn.Module, node: ModuleNode) -> None:
+        self._made[node.number] = module
+        drifted = node.cls in self._drifted
+        known = frozenset(vars(module))
+        for name, child in node.children.items():
+            live = module._modules.get(name)
+            module._modules[name] = None if child is None else self._child(live, self._nodes[child[1]])
+        if not drifted:
+            for name in known - set(node.attributes) - _INTERNAL - _kept_anyway():
+                del vars(module)[name]
+            for name in set(module._modules) - set(node.children):
+                del module._modules[name]
+            _order(module._modules, node.children)
+        old = {} if not drifted else dict(module._parameters), dict(module._buffers) if drifted else {}
+        self._fill(module, node, known)
+        for live, before in zip((module._parameters, module._buffers), old, strict=True):
+            live.update({name: value for name, value in before.items() if name not in live})
+
+    def _child(self, live: nn.Module | None, node: ModuleNode) -> nn.Module:
+        if node.number in self._made:
+            return self._made[node.number]
+        cls = None if live is None else type(live).__mro__[bool(node.parametrized)]
+        if live is None or cls is not self._class(node):
+            return self._by_structure(node)
+        self._lay_over(live, node)
+        return live
+
+
+def _kept_anyway() -> frozenset[str]:
+    from modulelens.tree.encode import SKIPPED_ATTRIBUTES
+
+    return frozenset(SKIPPED_ATTRIBUTES)
+
+
+def _replace(live: dict[str, Any], captured: dict[str, Any]) -> None:
+    live.clear()
+    live.update(captured)
+
+
+def _order(live: dict[str, Any], like: dict[str, Any]) -> None:
+    ordered = {name: live[name] for name in like}
+    live.clear()
+    live.update(ordered)
+
+
+def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
+    for kind in _HOOK_DICTS:
+        hooks = getattr(module, kind)
+        for hook_id, hook in list(hooks.items()):
+            if not (keep_weight_hooks and type(hook).__module__.startswith("torch.nn.utils.")):
+                del hooks[hook_id]
+
+
+def _inject_parametrizations(module: nn.Module, node: ModuleNode) -> None:
+    if node.parametrized:
+        parametrize._inject_new_class(module)  # type: ignore[no-untyped-call]
+        for name in node.parametrized:
+            parametrize._inject_property(module, name)
+
+
+@contextlib.contextmanager
+def _initialisers(*, off: bool) -> Iterator[None]:
+    """Makes `torch.nn.init` do nothing: on the meta device it is wasted work, and the first
+    `trunc_normal_` there imports 800 modules, which takes as long as importing torch."""
+    if not off:
+        yield
+        return
+    names = [n for n in vars(nn.init) if n.endswith("_") and not n.startswith("_") and callable(getattr(nn.init, n))]
+    saved = {name: getattr(nn.init, name) for name in names}
+    for name in names:
+        setattr(nn.init, name, lambda tensor, *_a, **_k: tensor)
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(nn.init, name, function)
+
+
+def opaque_attributes(module: nn.Module) -> list[str]:
+    """Dotted names of attributes that stand for values that were not kept."""
+    return [
+        f"{fqn}.{name}".lstrip(".")
+        for fqn, child in module.named_modules()
+        for name, value in vars(child).items()
+        if isinstance(value, Opaque)
+    ]

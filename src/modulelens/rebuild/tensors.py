@@ -1,0 +1,105 @@
+"""References -> live tensors. Tensors that shared memory share it again, all others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import torch
+from torch import Tensor
+
+from modulelens.errors import Corrupted, NotRebuildable
+from modulelens.records import TensorRef
+from modulelens.tree import as_non_leaf, dtype_of
+
+
+class Tensors:
+    """Makes tensors of one session.
+
+    Args:
+        storage: A reference -> new memory with its bytes; called once per alias group.
+        device: Where the tensors are made.
+        missing: A reference whose bytes were not kept -> a synthesised tensor; None refuses.
+    """
+
+    def __init__(
+        self,
+        storage: Callable[[TensorRef], torch.UntypedStorage],
+        device: str = "cpu",
+        missing: Callable[[TensorRef], Tensor] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._device = device
+        self._missing = missing
+        self._memory: dict[tuple[int, str], torch.UntypedStorage] = {}
+        self._objects: dict[int, Tensor] = {}
+
+    def get(self, ref: TensorRef) -> Tensor:
+        """The tensor; the same object for references of the same tensor object.
+
+        One that required grad and was no leaf is made plain: it is an attribute of a module.
+
+        Raises:
+            Corrupted: The reference points outside its bytes.
+            NotRebuildable: Its bytes were not kept, and nothing stands in for them.
+        """
+        found = self._objects.get(ref.object) if ref.object >= 0 else None
+        if found is None:
+            found = self._make(ref)
+            if ref.object >= 0:
+                self._objects[ref.object] = found
+        return found
+
+    def get_input(self, ref: TensorRef) -> Tensor:
+        """As `get`, but a non-leaf that required grad has a history and may be changed in place."""
+        made = self.get(ref)
+        if ref.spec.requires_grad and not ref.leaf and made.is_leaf and not made.requires_grad:
+            made = as_non_leaf(made.requires_grad_())
+            self.adopt(ref.object, made)
+        return made
+
+    def adopt(self, number: int, tensor: Tensor) -> None:
+        """From now on this tensor object stands for references with that object number."""
+        if number >= 0:
+            self._objects[number] = tensor
+
+    def _make(self, ref: TensorRef) -> Tensor:
+        dtype = dtype_of(ref.spec.dtype)
+        if ref.spec.device == "meta" or (ref.group < 0 and not ref.kept):
+            made = torch.empty_strided(ref.spec.shape, ref.spec.stride, dtype=dtype, device="meta")
+        elif not ref.kept:
+            made = self._synthesise(ref)
+        else:
+            made = torch.empty(0, dtype=dtype, device=self._device)
+            made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
+        made = torch._conj(made) if ref.conj else made  # type: ignore[attr-defined]
+        made = torch._neg_view(made) if ref.neg else made  # type: ignore[attr-defined]
+        return self._with_grad(made, ref)
+
+    def _with_grad(self, made: Tensor, ref: TensorRef) -> Tensor:
+        return made.requires_grad_() if ref.spec.requires_grad and ref.leaf else made
+
+    def _synthesise(self, ref: TensorRef) -> Tensor:
+        if self._missing is None:
+            raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
+        return self._missing(ref).to(self._device)
+
+    def _group(self, ref: TensorRef, dtype: torch.dtype) -> torch.UntypedStorage:
+        place = (ref.group, ref.blob or ref.key or "")
+        memory = self._memory.get(place)
+        if memory is None:
+            memory = self._storage(ref)
+            if self._device != "cpu":
+                plain = torch.empty(0, dtype=torch.uint8).set_(memory)
+                memory = plain.to(self._device).untyped_storage()
+            self._memory[place] = memory
+        _check_extent(ref, dtype, memory.nbytes())
+        return memory
+
+
+def _check_extent(ref: TensorRef, dtype: torch.dtype, nbytes: int) -> None:
+    shape, stride = ref.spec.shape, ref.spec.stride
+    sound = len(shape) == len(stride) and ref.offset >= 0 and min((*shape, *stride), default=0) >= 0
+    if sound and 0 not in shape:
+        last = ref.offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        sound = (last + 1) * dtype.itemsize <= nbytes
+    if not sound:
+        raise Corrupted(f"a tensor of shape {list(shape)} points outside its {nbytes} bytes")

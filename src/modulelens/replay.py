@@ -1,0 +1,247 @@
+"""An entry's record and bytes -> rebuilt module, inputs, reference values, and runs of them.
+
+Joins `rebuild` and `measure`. Knows where an entry's classes may come from on this machine; a
+verdict on a run is `verify.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modulelens.capture.source import source_of
+from modulelens.context import RngState
+from modulelens.errors import ModuleLensError, NotFound, NotRebuildable
+from modulelens.measure.run import Run
+from modulelens.rebuild import (
+    STRATEGIES,
+    Payload,
+    Rebuilder,
+    Strategy,
+    Synthesizer,
+    Tensors,
+    class_of_script,
+)
+from modulelens.records import Call, Metadata, Rng, Structure
+from modulelens.tree import Decoder, Importer, flatten
+
+
+@dataclasses.dataclass
+class Replayed:
+    """One call, ready to run: the rebuilt module and the run of it on its inputs."""
+
+    module: nn.Module
+    run: Run
+    synthesized: bool
+
+
+class Replay:
+    """Brings one entry to life.
+
+    Args:
+        payload: The entry's record and bytes.
+        device: Where modules and tensors are made.
+        allow: Top-level packages whose classes may be imported besides the entry's own.
+        class_map: Class path -> class, for classes that were moved, renamed or edited.
+        refuse_roots: Folders that code is never imported from (the repo itself).
+    """
+
+    def __init__(
+        self,
+        payload: Payload,
+        *,
+        device: str = "cpu",
+        allow: Iterable[str] = (),
+        class_map: Mapping[str, Any] | None = None,
+        refuse_roots: Iterable[Path] = (),
+    ) -> None:
+        self.payload = payload
+        self.device = device
+        redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
+        metadata = payload.metadata
+        _make_importable(metadata, tuple(refuse_roots))
+        self.importer = Importer([*metadata.packages, *allow], redirect, main=self._of_main)
+        self.edited = frozenset(redirect)
+        self._drifted: frozenset[str] | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        """The entry's record."""
+        return self.payload.metadata
+
+    @property
+    def drifted(self) -> frozenset[str]:
+        """Class paths whose source is not what it was when captured, redirected ones included."""
+        if self._drifted is None:
+            self._drifted = self.edited | {p for p, d in self.metadata.sources.items() if self._changed(p, d)}
+        return self._drifted
+
+    def _changed(self, path: str, digest: str) -> bool:
+        try:
+            cls = self.importer.get(path)
+        except ModuleLensError:
+            return False
+        today = source_of(cls).digest if isinstance(cls, type) else ""
+        return bool(today) and today != digest
+
+    def _of_main(self, name: str) -> Any:
+        file = self.metadata.main_file
+        main = sys.modules.get("__main__")
+        live = getattr(main, "__file__", None)
+        if main is not None and (str(Path(live).resolve()) if live else "") == file:
+            found: Any = main
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is not None:
+                return found
+        return class_of_script(file, name)
+
+    # ---- the parts
+
+    def call(self, index: int) -> Call:
+        """The record of one call.
+
+        Raises:
+            NotFound: There is no call of that number.
+        """
+        calls = self.metadata.calls
+        if not 0 <= index < len(calls):
+            dropped = f", {self.metadata.dropped_calls} more were not kept" if self.metadata.dropped_calls else ""
+            raise NotFound(f"{self.metadata.name} has {len(calls)} call(s){dropped}; there is no call {index}")
+        return calls[index]
+
+    def strategies(self) -> tuple[Strategy, ...]:
+        """The ways of rebuilding, the one to try first in front."""
+        grade = self.metadata.grade
+        chosen = grade.strategy if grade else ""
+        root = self.payload.node(self.metadata.node)
+        if self.drifted and root.init is not None:
+            # New code may set new attributes: only its constructor makes them.
+            return ("init", "structure")
+        first: Strategy = "init" if chosen == "init" or (not chosen and self._opaque(self.metadata.node)) else "structure"
+        return (first, *(s for s in STRATEGIES if s != first))
+
+    def _opaque(self, digest: str) -> bool:
+        node = self.payload.node(digest)
+        return bool(node.opaque) or any(self._opaque(child[0]) for child in node.children.values() if child)
+
+    def module(self, call: int = 0, strategy: Strategy | None = None) -> nn.Module:
+        """The module in the state it had when that call was entered.
+
+        Raises:
+            NotRebuildable: No way of rebuilding works; the reason is the first one's.
+            ClassNotFound: Its class cannot be imported here.
+        """
+        return self._session(call, strategy, Synthesizer(0))[0]
+
+    def _session(self, call: int, strategy: Strategy | None, synthesizer: Synthesizer) -> tuple[nn.Module, Tensors, Rebuilder]:
+        ways = self.strategies() if strategy is None else (strategy,)
+        failure: ModuleLensError | None = None
+        for way in ways:
+            tensors = Tensors(self.payload.storage, self.device, synthesizer)
+            rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device, self.drifted)
+            try:
+                return rebuilder.rebuild(self.call(call).node, way), tensors, rebuilder
+            except ModuleLensError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of that call: captured, or synthesised by `seed` where only shapes were kept."""
+        tensors = Tensors(self.payload.storage, self.device, Synthesizer(seed))
+        return self._inputs(self.call(call), tensors, None)
+
+    def _inputs(self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None) -> Any:
+        module = rebuilder.module_value if rebuilder else None
+        decoder = Decoder(tensors.get_input, self.importer, module, self.device, strict="an argument")
+        args = decoder.decode(call.args)
+        return args, decoder.decode(call.kwargs)
+
+    def value(self, structure: Structure) -> Any:
+        """The value of a structure of this entry, in memory of its own.
+
+        Raises:
+            NotRebuildable: Only its shape was kept.
+        """
+        tensors = Tensors(self.payload.storage, self.device)
+        return Decoder(tensors.get, self.importer, lambda body: body, self.device).decode(structure)
+
+    def gradient(self, structure: Structure) -> Tensor | None:
+        """A captured gradient: the sum over the backward passes of the step."""
+        parts = [self.value(part) for part in structure["$sum"]]
+        total: Tensor | None = None
+        for part in parts:
+            total = part if total is None else total + part
+        return total
+
+    def rng(self, rng: Rng) -> RngState:
+        """The random streams of a call's context."""
+        values = {name: self.value(getattr(rng, name)) for name in ("torch", "numpy", "python", "devices")}
+        return RngState(**values | {"devices": tuple(values["devices"] or ())})
+
+    # ---- running
+
+    def ready(self, call: int = 0, strategy: Strategy | None = None, seed: int = 0) -> Replayed:
+        """The call, ready to run under its captured context."""
+        synthesizer = Synthesizer(seed)
+        module, tensors, rebuilder = self._session(call, strategy, synthesizer)
+        args, kwargs = self._inputs(self.call(call), tensors, rebuilder)
+        return Replayed(module, self.run(module, call, (args, kwargs)), synthesizer.made > 0)
+
+    def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
+        """A run of any callable on those inputs, under the call's captured context."""
+        record = self.call(call)
+        return Run(
+            module=module,
+            args=tuple(inputs[0]),
+            kwargs=dict(inputs[1]),
+            context=record.context.ambient,
+            rng=self.rng(record.context.rng),
+        )
+
+    def seeds(self, call: int, output: Any) -> list[Tensor | None]:
+        """The captured gradients for the output's leaves that require grad, in their order."""
+        captured = self.call(call).grad_output
+        leaves = enumerate(flatten(output).tensors)
+        return [
+            self.gradient(captured[str(i)]) if str(i) in captured else None
+            for i, tensor in leaves
+            if tensor.requires_grad
+        ]
+
+
+def _full(path: str, metadata: Metadata) -> str:
+    if ":" in path:
+        return path
+    matches = [p for p in (metadata.cls, *metadata.sources) if p.partition(":")[2] == path or p.replace(":", ".") == path]
+    if not matches:
+        raise NotFound(f"class_map names {path!r}, which is no class of {metadata.name}", hint="use module:Class")
+    return matches[0]
+
+
+def _make_importable(metadata: Metadata, refused: tuple[Path, ...]) -> None:
+    """Appends the folder that a package was found in at capture time, if it is not found here.
+
+    Appended, so that it shadows nothing; only folders of this user, and never inside the repo:
+    a repo is shared, and what it says is not trusted.
+    """
+    for package, root in metadata.roots.items():
+        if not package.isidentifier() or package == "__main__" or package in sys.modules:
+            continue
+        if importlib.util.find_spec(package) is not None or root in sys.path:
+            continue
+        folder = Path(root)
+        owned = folder.is_dir() and (not hasattr(os, "getuid") or folder.stat().st_uid in (0, os.getuid()))
+        if owned and not any(folder.resolve().is_relative_to(r.resolve()) for r in refused):
+            sys.path.append(root)
+
+

@@ -1,0 +1,264 @@
+"""A repo of entries: the door that joins capture, store, rebuild and measure.
+
+Opening, searching and reading need no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modulelens.entry import Entry, _import_path
+from modulelens.errors import ModuleLensError, TimedOut, UsageError
+from modulelens.records import Grade, GradeLevel, Reason
+from modulelens.store import FsckReport, GcReport, LocalStore, Row
+
+if TYPE_CHECKING:
+    from modulelens.capture import Trace
+
+_GRADE_TIMEOUT_S = 600.0
+Progress = Callable[[int, int], None]
+
+
+class Repo:
+    """Entries on disk.
+
+    Args:
+        path: A folder, made when it is missing. None: `$MODULELENS_REPO`, else `./.modulelens`.
+        allow: Top-level packages whose classes entries may name besides their own.
+
+    Raises:
+        NotARepo: The path is a file, or a folder that holds something else.
+        SchemaTooNew: A newer ModuleLens made it.
+        UsageError: The path is a URL of a kind that is not supported.
+
+    Example:
+        >>> repo = ml.Repo()
+        >>> entries = repo.add(trace)
+        >>> repo["dlrm/over_arch"].check()
+    """
+
+    def __init__(self, path: str | Path | None = None, *, allow: Iterable[str] = ()) -> None:
+        place = path if path is not None else os.environ.get("MODULELENS_REPO", ".modulelens")
+        if "://" in str(place):
+            raise UsageError(
+                f"{place}: remote repos are not supported by this version", hint="use a folder"
+            )
+        self._store = LocalStore(Path(place))
+        self._allow = tuple(allow)
+
+    def __repr__(self) -> str:
+        return f"Repo({str(self.root)!r})"
+
+    @property
+    def root(self) -> Path:
+        """The repo's folder."""
+        return self._store.root
+
+    # ---- adding
+
+    def add(
+        self,
+        trace: Trace,
+        verify: bool = True,
+        tags: Sequence[str] = (),
+        aliases: Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> list[Entry]:
+        """Stores every capture of a trace; with `verify`, replays each and grades it.
+
+        Args:
+            trace: A finished trace.
+            verify: Rebuild and run every entry in a warm worker process.
+            tags: Put on every entry.
+            aliases: Moved to the new version of every collection.
+            progress: Gets `(done, total)` entries.
+
+        Returns:
+            The entries in the order of `trace.captures`.
+
+        Raises:
+            NotFound: The trace holds nothing.
+            DiskFull: No space is left; entries stored so far stay, no half entry does.
+        """
+        from modulelens.capture import Trace as TraceClass
+        from modulelens.ingest import Ingest
+
+        if not isinstance(trace, TraceClass):
+            raise UsageError(f"repo.add got a {type(trace).__name__}, not a Trace", hint="pass what ml.trace gave")
+        report = progress or (lambda _done, _total: None)
+        ingest = Ingest(trace, self._store)
+        total = len(trace.captures) * (2 if verify else 1)
+        entries: list[Entry] = []
+        with self._store.adding():
+            ingest.run()
+            for metadata, state in ingest.entries():
+                metadata = msgspec.structs.replace(metadata, tags=tuple(tags))
+                stored = self._store.put_entry(metadata, state, aliases=aliases)
+                entries.append(Entry(self._store, stored, self._allow))
+                report(len(entries), total)
+        if verify:
+            self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
+        return entries
+
+    def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
+        """Replays entries in a warm worker process and stores their grades."""
+        from modulelens.measure.worker import Worker
+
+        with Worker(timeout_s=_GRADE_TIMEOUT_S, path=_import_path()) as worker:
+            for done, entry in enumerate(entries, 1):
+                entry._note(grade=_graded(worker, entry))
+                if progress is not None:
+                    progress(done, len(entries))
+        bad = [e for e in entries if e.grade is not None and e.grade.level is GradeLevel.NO]
+        if bad:
+            first = bad[0]
+            assert first.grade is not None
+            warnings.warn(
+                f"{len(bad)} of {len(entries)} entries cannot be rebuilt exactly, such as "
+                f"{first.name}: {first.grade.reason}",
+                stacklevel=3,
+            )
+
+    # ---- finding
+
+    def __getitem__(self, ref: str) -> Entry:
+        """The entry of `model/fqn`, `model/fqn@v2`, `model/fqn@alias`, `model`, or an id.
+
+        Raises:
+            NotFound: Nothing fits; the error says what is close.
+        """
+        if not isinstance(ref, str):
+            raise UsageError(f"repo[{ref!r}]: a reference is text, such as 'model/fqn'")
+        return self._entry(self._store.resolve(ref))
+
+    def __contains__(self, ref: str) -> bool:
+        from modulelens.errors import NotFound
+
+        try:
+            self._store.resolve(ref)
+        except NotFound:
+            return False
+        return True
+
+    def __len__(self) -> int:
+        return self._store.count()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self._entry(row.id) for row in self._store.find())
+
+    def find(
+        self, filter: Mapping[str, Any] | None = None, *, limit: int | None = None, offset: int = 0
+    ) -> list[Entry]:
+        """The entries that a filter selects; an entry that cannot be read is left to `fsck`.
+
+        Args:
+            filter: Mongo-style, such as `{"cls": "MLP", "params": {"$gt": 1e6}}`; None: all.
+            limit: Most entries to return.
+            offset: Entries to leave out at the start.
+
+        Raises:
+            UsageError: The filter cannot be used; the error says what is close.
+        """
+        found = []
+        for row in self._store.find(dict(filter) if filter else None, limit=limit, offset=offset):
+            try:
+                found.append(self._entry(row.id))
+            except ModuleLensError as error:
+                warnings.warn(f"entry {row.id} left out: {error.message}", stacklevel=2)
+        return found
+
+    def rows(
+        self, filter: Mapping[str, Any] | None = None, *, limit: int | None = None, offset: int = 0
+    ) -> list[Row]:
+        """As `find`, the searchable facts only: nothing but the index is read."""
+        return self._store.find(dict(filter) if filter else None, limit=limit, offset=offset)
+
+    def count(self, filter: Mapping[str, Any] | None = None) -> int:
+        """Number of entries that a filter selects."""
+        return self._store.count(dict(filter) if filter else None)
+
+    def versions(self, ref: str) -> list[Entry]:
+        """All versions of the collection that `ref` names, newest first."""
+        collection = self._store.resolve(ref).partition("/")[0]
+        return [self._entry(f"{collection}/{v}") for v in self._store.versions(collection)]
+
+    # ---- changing
+
+    def tag(self, entry: Entry | str, *tags: str) -> Entry:
+        """Adds tags to an entry."""
+        found = self._as_entry(entry)
+        found._note(tags=tuple(dict.fromkeys((*found.metadata.tags, *tags))))
+        return found
+
+    def alias(self, entry: Entry | str, alias: str) -> None:
+        """Lets an alias of the entry's collection point at it, and no longer at another version."""
+        self._store.alias(self._as_entry(entry).id, alias)
+
+    def aliases(self, entry: Entry | str) -> dict[str, int]:
+        """The aliases of the entry's collection, alias -> version."""
+        return self._store.aliases(self._as_entry(entry).metadata.collection)
+
+    def remove(self, entry: Entry | str, *, force: bool = False) -> None:
+        """Removes an entry; `gc` then frees what nobody else needs.
+
+        Raises:
+            Conflict: An alias points at it, and `force` is not given.
+        """
+        found = entry.id if isinstance(entry, Entry) else self._store.resolve(entry)
+        self._store.remove(found, force=force)
+
+    def gc(self) -> GcReport:
+        """Removes bytes that no entry needs, and leftovers of dead writers."""
+        return self._store.gc()
+
+    def fsck(self, progress: Callable[[int], None] | None = None) -> FsckReport:
+        """Reads every byte that any entry needs and names what is wrong; changes nothing."""
+        return self._store.fsck(progress=progress)
+
+    def reindex(self) -> int:
+        """Builds the search index anew from the entries; returns their number."""
+        return self._store.reindex()
+
+    def push(self, remote: str, *_: Any, **__: Any) -> None:
+        """Not in this version.
+
+        Raises:
+            UsageError: Always; it names the remote.
+        """
+        raise UsageError(f"push to {remote!r}: remote repos are not supported by this version")
+
+    def pull(self, remote: str, *_: Any, **__: Any) -> None:
+        """Not in this version.
+
+        Raises:
+            UsageError: Always; it names the remote.
+        """
+        raise UsageError(f"pull from {remote!r}: remote repos are not supported by this version")
+
+    def _as_entry(self, entry: Entry | str) -> Entry:
+        return entry if isinstance(entry, Entry) else self[entry]
+
+    def _entry(self, entry_id: str) -> Entry:
+        return Entry(self._store, self._store.metadata(entry_id), self._allow)
+
+
+def _graded(worker: Any, entry: Entry) -> Grade:
+    from modulelens.errors import ForeignError, WorkerCrashed
+
+    try:
+        found = worker.call("modulelens.entry:grade_task", entry._address(), isolate=False)
+        return msgspec.convert(found, Grade)
+    except TimedOut as error:
+        reason = (Reason.TIMEOUT.value, error.message)
+    except WorkerCrashed as error:
+        reason = (Reason.CRASHED.value, error.message)
+    except (ForeignError, ModuleLensError) as error:
+        reason = (Reason.RUNTIME_ERROR.value, error.message)
+    return Grade(level=GradeLevel.NO, reasons={"outputs": reason})

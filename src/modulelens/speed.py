@@ -1,0 +1,86 @@
+"""Benchmarks of an entry: the rebuilt module, alone or beside a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from modulelens.measure.benchmark import benchmark, compare_speed
+from modulelens.measure.candidate import load_candidate
+from modulelens.measure.run import Run
+from modulelens.records import Comparison, Measurement
+from modulelens.replay import Replay, Replayed
+from modulelens.tree import flatten
+from modulelens.verify import bind, check
+
+
+def measure(
+    replay: Callable[..., Replay],
+    candidate: Any,
+    *,
+    call: int,
+    seed: int,
+    backward: bool,
+    budget_s: float,
+    device: str,
+) -> Measurement | Comparison:
+    """Times one call of the entry that `replay(device, class_map)` brings to life."""
+    loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
+    original = replay(device)
+    ready = original.ready(call, seed=seed)
+    both = backward and _has_backward(ready.run, original, call)
+    trial = _trial(ready.run, both)
+    if loaded is None:
+        measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s, device=device)
+        return _marked(measured, ready, both)
+    if isinstance(loaded, type):
+        edited = replay(device, {original.metadata.cls: loaded})
+        other = edited.ready(call, seed=seed).run
+        verdict = check(edited, call=call, backward=both, reference=original)
+    else:
+        other = original.run(bind(loaded, original.module(call)), call, (ready.run.args, ready.run.kwargs))
+        verdict = check(original, loaded, call=call, backward=both)
+    if both:
+        _has_backward(other, original, call)
+    compared = compare_speed(trial, _trial(other, both), budget_s=budget_s, device=device)
+    return msgspec.structs.replace(
+        compared,
+        original=_marked(compared.original, ready, both),
+        candidate=_marked(compared.candidate, ready, both),
+        correct=verdict.status.value,
+    )
+
+
+def _has_backward(run: Run, replay: Replay, call: int) -> bool:
+    """Whether the output requires grad; gives the run the captured output gradients."""
+    with run:
+        run.fresh()
+        output = run.forward()
+        leaves = [tensor for tensor in flatten(output).tensors if tensor.requires_grad]
+        if replay.call(call).grad_output:
+            run.grad_output = replay.seeds(call, output)
+    return bool(leaves)
+
+
+def _trial(run: Run, backward: bool) -> Callable[[], Callable[[], object]]:
+    def prepare() -> Callable[[], object]:
+        run.fresh()
+
+        def timed() -> object:
+            output = run.forward()
+            if backward:
+                run.backward(output)
+            return output
+
+        return timed
+
+    return prepare
+
+
+def _marked(measured: Measurement, ready: Replayed, backward: bool) -> Measurement:
+    return msgspec.structs.replace(
+        measured, synthesized=ready.synthesized, backward=backward, num_threads=torch.get_num_threads()
+    )
