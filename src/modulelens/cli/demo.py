@@ -63,33 +63,41 @@ def run(*, keep_dir: str | None) -> Reply:
     """Runs the loop; a step that does not end as it should is exit code 4."""
     with _folder(keep_dir) as folder, progress("demo") as advance:
         steps = [_trace_one_step(folder)]
-        for done, (title, words, expected) in enumerate(_COMMANDS, start=1):
+        failure = None
+        for done, (title, words, code, begin) in enumerate(_COMMANDS, start=1):
             advance(done, len(_COMMANDS) + 1)
-            steps.append(_type(folder, title, words))
-            if steps[-1].exit_code != expected:
+            step = _type(folder, title, words)
+            steps.append(step)
+            if step.exit_code != code or not step.output.startswith(begin):
+                message = f"`{step.command}` should end with {code} and {begin or 'a report'}"
+                failure = CheckFailed(message, hint="modulelens doctor")
                 break
-        else:
-            expected = steps[-1].exit_code
     story = Story(folder=str(folder) if keep_dir else "", steps=tuple(steps))
-    failure = None
-    if steps[-1].exit_code != expected:
-        failure = CheckFailed(
-            f"`{steps[-1].command}` ended with {steps[-1].exit_code}, not {expected}",
-            hint="modulelens doctor",
-        )
     return Reply(story, _report(story), next=["modulelens trace -- train.py"], failure=failure)
 
 
-_COMMANDS: tuple[tuple[str, tuple[str, ...], int], ...] = (
-    ("What was captured, read without importing torch", ("show", ENTRY), 0),
-    ("Rebuilt alone in another process, gradients included", ("check", ENTRY, "--backward"), 0),
-    ("An edit that forgets the scale is caught", ("check", ENTRY, "edited.py:Interaction"), 4),
+# Title, words, exit code, and what the output has to begin with.
+_COMMANDS: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
+    ("What was captured, read without importing torch", ("show", ENTRY), 0, ENTRY),
+    (
+        "Rebuilt alone in another process, gradients included",
+        ("check", ENTRY, "--backward"),
+        0,
+        "EXACT",
+    ),
+    (
+        "An edit that forgets the scale is caught",
+        ("check", ENTRY, "edited.py:Interaction"),
+        4,
+        "MISMATCH_VALUE",
+    ),
     (
         "A batched rewrite beside the original",
         ("bench", ENTRY, "fused.py:Interaction", "--budget", "4"),
         0,
+        "",
     ),
-    ("Where its time goes", ("profile", ENTRY, "--limit", "6"), 0),
+    ("Where its time goes", ("profile", ENTRY, "--limit", "6"), 0, ""),
 )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from modulelens.cli.command import REPO, Command, Reply
+from modulelens.cli.progress import progress
 from modulelens.cli.repos import open_repo
 from modulelens.errors import Corrupted
 from modulelens.report.quantity import plural
@@ -25,7 +28,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(*, repo: str | None) -> Reply:
     """Checks every entry and blob; problems are exit code 1."""
-    report: FsckReport = open_repo(repo).fsck()
+    opened, done = open_repo(repo), itertools.count(1)
+    with progress("checking") as advance:
+        report: FsckReport = opened.fsck(progress=lambda _: advance(next(done), None))
     total = len(report.problems)
     data = Findings(
         entries=report.entries,

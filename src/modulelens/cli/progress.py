@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a callable for `(done, total)` in any unit; it does nothing off a terminal."""
+def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Gives a callable for `(done, total)` in any unit, the total None where it is not known.
+
+    Nothing is drawn off a terminal. Not for timed work: the bar's own thread would disturb it.
+    """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -28,7 +28,10 @@ class TensorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call: its signature as text, and its first tensors (`tensors` counts all of them)."""
+    """One call: its signature as text, and its first tensors (`tensors` counts all of them).
+
+    `gradients` names those that were kept, by the number of the leaf.
+    """
 
     index: int
     signature: str
@@ -154,7 +157,8 @@ def _call_view(call: Call) -> CallView:
 
 
 def _gradients(outputs: dict[str, Structure], inputs: dict[str, Structure]) -> tuple[str, ...]:
-    return tuple([*outputs, *inputs][:_MOST_TENSORS])
+    named = [f"output {leaf}" for leaf in outputs] + [f"input {leaf}" for leaf in inputs]
+    return tuple(named[:_MOST_TENSORS])
 
 
 def _tensors(found: list[tuple[str, TensorRef]]) -> tuple[TensorView, ...]:
