@@ -1,0 +1,5 @@
+"""A finished trace -> stored bytes, nodes and records."""
+
+from modulelens.ingest.entries import Ingest
+
+__all__ = ["Ingest"]

@@ -1,0 +1,244 @@
+"""A trace -> blobs, nodes and entry records. Joins `capture` and `store`; replays nothing.
+
+Data flows so: every snapshot's shown bytes become one blob (or, when small and used by one entry
+only, a tensor of that entry's `state.pt`); every module's own state becomes one node; every
+capture becomes one record that names its node.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modulelens.capture import Capture, Trace
+from modulelens.capture.source import source_of
+from modulelens.capture.watch import SeenCall
+from modulelens.errors import NotFound
+from modulelens.ingest.bytes import NODES, BlobStore, Bytes, note_users
+from modulelens.ingest.nodes import NodeWriter
+from modulelens.records import (
+    SCHEMA,
+    Call,
+    Context,
+    Environment,
+    Metadata,
+    Rng,
+    SourceRef,
+    Structure,
+)
+
+
+class Ingest:
+    """Turns one trace into records.
+
+    Args:
+        trace: A finished trace.
+        store: Where blobs go.
+
+    Raises:
+        NotFound: The trace holds nothing.
+    """
+
+    def __init__(self, trace: Trace, store: BlobStore) -> None:
+        if not trace.captures:
+            why = "; ".join(trace.warnings) or "no step was traced, or nothing asked for was called"
+            raise NotFound(
+                f"trace {trace.name!r} holds nothing to store: {why}", hint="see trace.coverage"
+            )
+        self._trace = trace
+        self._stored = Bytes(trace.snapshots.taken, store)
+        self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, trace.keep.weights)
+
+    def run(self, progress: Callable[[int], None] | None = None) -> None:
+        """Writes the bytes of all snapshots. `progress` gets the size of each blob."""
+        users: dict[int, set[int]] = {}
+        keep, nodes = self._trace.keep, self._trace.nodes
+        for versions in nodes.versions:
+            for _, state in versions:
+                own = (state.parameters, state.buffers, state.attributes, state.hooks)
+                note_users(users, own, keep.weights, NODES)
+        for capture in self._trace.captures:
+            for call in capture.calls:
+                values = (call.args, call.kwargs, call.output, call.args_after, call.kwargs_after)
+                note_users(users, values, keep.tensors, capture.number)
+                gradients = (call.grad_output, call.grad_input)
+                note_users(users, gradients, keep.tensors, capture.number)
+            note_users(users, capture.param_grads, keep.tensors, capture.number)
+        self._stored.write(users, progress)
+
+    def entries(self) -> Iterator[tuple[Metadata, dict[str, Tensor]]]:
+        """Each capture's record (without version) and the tensors of its `state.pt`."""
+        for capture in self._trace.captures:
+            yield self._entry(capture)
+
+    def _entry(self, capture: Capture) -> tuple[Metadata, dict[str, Tensor]]:
+        trace, stored = self._trace, self._stored
+        stored.used, stored.small = set(), {}
+        calls = tuple(self._call(i, call) for i, call in enumerate(capture.calls))
+        for digest in {call.node for call in calls}:
+            stored.used |= self._nodes.blobs[digest]
+        gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
+        classes = {plain_class(type(m)) for m in capture.module.modules()}
+        cls = plain_class(type(capture.module))
+        packages = self._packages(classes)
+        metadata = Metadata(
+            schema=SCHEMA,
+            model=trace.name,
+            fqn=capture.fqn,
+            cls=f"{cls.__module__}:{cls.__qualname__}",
+            created=trace.created,
+            trace_id=trace.id,
+            node=calls[0].node,
+            depth=capture.fqn.count(".") + 1 if capture.fqn else 0,
+            params=_count(capture.module),
+            own_bytes=sum(stored.sizes[digest] for digest in stored.used),
+            init=self._nodes.init(capture.number),
+            source=source_of(cls),
+            sources=_sources(classes),
+            environment=trace.environment or Environment(),
+            calls=calls,
+            dropped_calls=capture.dropped_calls,
+            recomputes=capture.recomputes,
+            param_grads=gradients,
+            ties=self._ties(capture),
+            packages=tuple(sorted(packages)),
+            roots={p: s.root for p, s in packages.items() if s.root and not _installed(s)},
+            main_file=_main_file(),
+            blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
+            warnings=(*trace.warnings, *(f"inside {w}" for w in trace.wrappers)),
+        )
+        return metadata, stored.state()
+
+    def _call(self, index: int, call: SeenCall) -> Call:
+        changed = call.args_after is not None
+        return Call(
+            index=index,
+            node=self._nodes.write(call.number, call.entered),
+            context=Context(ambient=call.ambient, rng=self._rng(call)),
+            args=self._final(call.args),
+            kwargs=self._final(call.kwargs),
+            output=self._final(call.output),
+            args_after=self._final(call.args_after),
+            kwargs_after=self._final(call.kwargs_after),
+            mutated=_changed_paths(call) if changed else (),
+            buffers_after=self._buffers_after(call),
+            grad_output={k: self._gradient(v) for k, v in call.grad_output.items()},
+            grad_input={k: self._gradient(v) for k, v in call.grad_input.items()},
+            step=call.step,
+            thread=call.thread,
+            flags=tuple(call.flags),
+            notes=tuple([*call.opaque, *call.opaque_output]),
+        )
+
+    def _final(self, value: Any) -> Structure:
+        return self._nodes.final(value, self._trace.keep.tensors)
+
+    def _rng(self, call: SeenCall) -> Rng:
+        def keep(value: Any) -> Structure:
+            return self._nodes.final(_stream(value, self._trace.snapshots.ref), "full")
+
+        rng = call.rng
+        return Rng(
+            torch=keep(rng.torch),
+            numpy=keep(rng.numpy),
+            python=keep(rng.python),
+            devices=keep(rng.devices),
+        )
+
+    def _gradient(self, parts: list[Any]) -> Structure:
+        return {"$sum": [self._final(part) for part in parts]}
+
+    def _buffers_after(self, call: SeenCall) -> dict[str, Structure]:
+        """What of the state the call changed, by dotted name: buffers and tensor attributes."""
+        found: dict[str, Structure] = {}
+        nodes = self._trace.nodes
+        prefix = nodes.fqns[call.number]
+        for number in nodes.subtree(call.number):
+            before, after = (nodes.state_at(number, m) for m in (call.entered, call.left))
+            if before is after:
+                continue
+            path = nodes.fqns[number][len(prefix) :].strip(".")
+            for name, value in {**after.buffers, **_tensor_attributes(after.attributes)}.items():
+                old = before.buffers.get(name, before.attributes.get(name))
+                if value is not None and old != value:
+                    found[f"{path}.{name}".strip(".")] = self._nodes.final(value)
+        return found
+
+    # ---- facts about the capture
+
+    def _packages(self, classes: set[type]) -> dict[str, SourceRef]:
+        every = (*classes, type(self._trace.model))
+        return {c.__module__.partition(".")[0]: source_of(c) for c in every}
+
+    @cached_property
+    def _holders(self) -> dict[int, list[str]]:
+        holders: dict[int, list[str]] = {}
+        for name, parameter in self._trace.model.named_parameters(remove_duplicate=False):
+            holders.setdefault(id(parameter), []).append(name)
+        return {key: names for key, names in holders.items() if len(names) > 1}
+
+    def _ties(self, capture: Capture) -> dict[str, tuple[str, ...]]:
+        """Parameter name -> the other names, in the whole model, of the same parameter."""
+        if not self._holders:
+            return {}
+        prefix = f"{capture.fqn}." if capture.fqn else ""
+        return {
+            name: tuple(h for h in self._holders[id(p)] if h != prefix + name)
+            for name, p in capture.module.named_parameters()
+            if id(p) in self._holders
+        }
+
+
+def plain_class(cls: type) -> type:
+    """The class as its author wrote it: parametrising a module makes a class at run time."""
+    made = cls.__name__.startswith("Parametrized") and cls.__module__.startswith("torch.")
+    return cls.__mro__[1] if made else cls
+
+
+def _sources(classes: set[type]) -> dict[str, str]:
+    sources = [source_of(c) for c in classes if not c.__module__.startswith("torch.")]
+    return {s.path: s.digest for s in sources if s.digest}
+
+
+def _count(module: nn.Module) -> int:
+    lazy = torch.nn.parameter.UninitializedParameter
+    return sum(p.numel() for p in module.parameters() if not isinstance(p, lazy))
+
+
+def _stream(value: Any, ref: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return {"$tensor": ref(value)}
+    if isinstance(value, tuple):
+        return {"$tuple": [_stream(item, ref) for item in value]}
+    return value
+
+
+def _tensor_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in attributes.items() if isinstance(v, dict) and "$tensor" in v}
+
+
+def _changed_paths(call: SeenCall) -> tuple[str, ...]:
+    def named(args: Any, kwargs: Any) -> dict[str, Any]:
+        by_place = {f"args[{i}]": value for i, value in enumerate(args["$tuple"])}
+        return by_place | {f"kwargs[{k!r}]": value for k, value in kwargs.items()}
+
+    after = named(call.args_after, call.kwargs_after)
+    before = named(call.args, call.kwargs)
+    return tuple(name for name, value in before.items() if after.get(name) != value)
+
+
+def _installed(source: SourceRef) -> bool:
+    paths = sysconfig.get_paths()
+    return any(source.file.startswith(paths[name]) for name in ("purelib", "platlib", "stdlib"))
+
+
+def _main_file() -> str:
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return str(Path(file).resolve()) if file else ""

@@ -1,0 +1,138 @@
+"""Each module's own state -> one node: a JSON blob that names its children's nodes by digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modulelens.capture.init import init_call
+from modulelens.capture.nodes import Nodes, OwnState
+from modulelens.capture.snapshot import Snapshots
+from modulelens.ingest.bytes import Bytes, map_refs, union
+from modulelens.records import InitCall, ModuleNode, Structure, TensorRef, to_json
+
+_INTERN_BYTES = 512
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class NodeWriter:
+    """Writes nodes, each once.
+
+    Args:
+        nodes: The model's modules and their states.
+        snapshots: Gives constructor arguments their references.
+        stored: Where bytes go.
+        keep: What to keep of weights: "full" or "shape".
+    """
+
+    def __init__(self, nodes: Nodes, snapshots: Snapshots, stored: Bytes, keep: str) -> None:
+        self._nodes = nodes
+        self._snapshots = snapshots
+        self._stored = stored
+        self._keep = keep
+        self._written: dict[tuple[Any, ...], str] = {}
+        self._open: list[int] = []
+        self._interned: dict[bytes, str] = {}
+        self._inits: dict[int, InitCall | None] = {}
+        self.blobs: dict[str, frozenset[str]] = {}
+
+    def write(self, number: int, moment: int) -> str:
+        """Digest of the module's node at a moment. `blobs[digest]` is all that it needs."""
+        state = self._nodes.state_at(number, moment)
+        self._open.append(number)
+        children = {
+            name: None if child < 0 else (self.write(child, moment), child)
+            for name, child in state.children
+        }
+        key = (id(state), *children.values())
+        digest = self._written.get(key)
+        if digest is None:
+            digest = self._written[key] = self._write(number, state, children)
+        self._open.pop()
+        return digest
+
+    def _write(self, number: int, state: OwnState, children: dict[str, Any]) -> str:
+        outer, self._stored.used = self._stored.used, set()
+        node = ModuleNode(
+            cls=state.cls,
+            number=number,
+            fqn=self._nodes.fqns[number],
+            training=state.training,
+            parameters={k: self.final(v) for k, v in state.parameters.items()},
+            buffers={k: self.final(v) for k, v in state.buffers.items()},
+            non_persistent=state.non_persistent,
+            attributes={k: self._intern(self.final(v)) for k, v in state.attributes.items()},
+            children=children,
+            parametrized=state.parametrized,
+            hooks=[self.final(hook) for hook in state.hooks] or None,
+            foreign_hooks=state.foreign_hooks,
+            opaque=state.opaque,
+            init=self.init(number),
+            refused=state.refused,
+        )
+        digest = self._stored.put(to_json(node))
+        below = [self.blobs[child[0]] for child in children.values() if child is not None]
+        self.blobs[digest] = union([frozenset({digest}), frozenset(self._stored.used), *below])
+        self._stored.used = outer
+        return digest
+
+    def init(self, number: int) -> InitCall | None:
+        """The module's constructor call; its tensors are few and small, and always kept."""
+        if number not in self._inits:
+            self._inits[number] = self._init(number)
+        return self._inits[number]
+
+    def _init(self, number: int) -> InitCall | None:
+        module = self._nodes.modules[number]
+        call = init_call(module, self._snapshots.ref, self._nodes.refer)
+        if call is None:
+            return None
+        args = [self._intern(self.final(v, "full")) for v in call.args]
+        kwargs = {k: self._intern(self.final(v, "full")) for k, v in call.kwargs.items()}
+        return InitCall(cls=call.cls, args=args, kwargs=kwargs, how=call.how)
+
+    def final(self, value: Any, keep: str | None = None) -> Structure:
+        """The structure with references that name stored bytes and nodes."""
+
+        def ref(found: TensorRef) -> TensorRef:
+            return self._stored.final(found, keep or self._keep)
+
+        return map_refs(value, ref, self._reference)
+
+    def _intern(self, value: Structure) -> Structure:
+        # A config hangs on every layer of a model: it is stored once.
+        if not isinstance(value, dict) or "$object" not in value or _has_refs(value):
+            return value
+        data = to_json(value)
+        if len(data) < _INTERN_BYTES:
+            return value
+        digest = self._interned.get(data)
+        if digest is None:
+            digest = self._interned[data] = self._stored.put(data)
+        self._stored.used.add(digest)
+        return {"$intern": digest}
+
+    def _reference(self, number: int) -> dict[str, Any]:
+        """A module inside a value: its node, or its plain scalars when it is an ancestor."""
+        nodes = self._nodes
+        cls = type(nodes.modules[number]).__qualname__
+        found: dict[str, Any] = {"number": number, "fqn": nodes.fqns[number], "cls": cls}
+        above = bool(self._open) and self._open[-1] in nodes.subtree(number)
+        if above or number in self._open or not nodes.versions[number]:
+            state = nodes.state_at(number, 0) if nodes.versions[number] else None
+            attributes = state.attributes if state else {}
+            return found | {
+                "scalars": {k: v for k, v in attributes.items() if isinstance(v, _PLAIN)}
+            }
+        digest = self.write(number, nodes.epoch)
+        self._stored.used |= self.blobs[digest]
+        return found | {"node": digest}
+
+
+def _has_refs(value: Any) -> bool:
+    if isinstance(value, TensorRef):
+        return True
+    if isinstance(value, dict):
+        return "$module" in value or any(_has_refs(item) for item in value.values())
+    return isinstance(value, list) and any(_has_refs(item) for item in value)
+
+
