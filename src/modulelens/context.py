@@ -174,7 +174,7 @@ def _read_sdpa() -> tuple[str, ...]:
 
 
 def _set_sdpa(names: tuple[str, ...]) -> None:
-    for name in _SDPA:
+    for name in _SDPA if names else ():  # none at all: the record does not say
         getattr(_C, f"_set_sdp_use_{name}")(name in names)
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modulelens.errors import NotFound, TimedOut, UsageError
-from modulelens.records import Check, Comparison, Grade, Measurement, Metadata, Profile, SourceRef, Status
+from modulelens.records import (
+    Check,
+    Comparison,
+    Grade,
+    Measurement,
+    Metadata,
+    Profile,
+    SourceRef,
+    Status,
+)
 from modulelens.store import LocalStore
 
 if TYPE_CHECKING:
@@ -42,7 +51,9 @@ class Entry:
     def __repr__(self) -> str:
         grade = self.grade.level.value if self.grade else "unverified"
         cls = self.cls.partition(":")[2]
-        return f"Entry({self.name}@v{self.version}: {cls}, {self.metadata.params:,} params, {grade})"
+        return (
+            f"Entry({self.name}@v{self.version}: {cls}, {self.metadata.params:,} params, {grade})"
+        )
 
     # ---- the record
 
@@ -58,7 +69,7 @@ class Entry:
 
     @property
     def fqn(self) -> str:
-        """torch's dotted path of the module; empty for the root."""
+        """The dotted path, as torch spells it, of the module; empty for the root."""
         return self._metadata.fqn
 
     @property
@@ -119,7 +130,9 @@ class Entry:
         chosen: Any = strategy
         return self._replay(device, class_map).module(call, chosen)
 
-    def inputs(self, call: int = 0, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(
+        self, call: int = 0, seed: int = 0, device: str = "cpu"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of one call, in memory of their own, with strides and aliasing.
 
         Tensors of which only shapes were kept are synthesised, deterministic by `seed`.
@@ -145,11 +158,21 @@ class Entry:
             NotFound: The trace did not keep gradients.
         """
         replay, record = self._replay(), self._replay().call(call)
-        groups = {"outputs": record.grad_output, "inputs": record.grad_input, "parameters": self.metadata.param_grads}
+        groups = {
+            "outputs": record.grad_output,
+            "inputs": record.grad_input,
+            "parameters": self.metadata.param_grads,
+        }
         if not any(groups.values()):
-            raise NotFound(f"{self.name} holds no gradients", hint="trace with keep=ml.Keep(grads=True)")
+            raise NotFound(
+                f"{self.name} holds no gradients", hint="trace with keep=ml.Keep(grads=True)"
+            )
         return {
-            group: {name: grad for name, part in parts.items() if (grad := replay.gradient(part)) is not None}
+            group: {
+                name: grad
+                for name, part in parts.items()
+                if (grad := replay.gradient(part)) is not None
+            }
             for group, parts in groups.items()
         }
 
@@ -189,13 +212,19 @@ class Entry:
             return self._check_apart(candidate, call, backward, timeout_s)
         from modulelens.verify import check
 
-        name = getattr(candidate, "__qualname__", type(candidate).__qualname__) if candidate is not None else ""
+        name = (
+            getattr(candidate, "__qualname__", type(candidate).__qualname__)
+            if candidate is not None
+            else ""
+        )
         if isinstance(candidate, type):
             edited = self._replay(class_map={self.cls: candidate})
             return check(edited, call=call, backward=backward, name=name, reference=self._replay())
         return check(self._replay(), candidate, call=call, backward=backward, name=name)
 
-    def _check_apart(self, candidate: str, call: int | None, backward: bool, timeout_s: float) -> Check:
+    def _check_apart(
+        self, candidate: str, call: int | None, backward: bool, timeout_s: float
+    ) -> Check:
         import msgspec
 
         from modulelens.errors import ForeignError, WorkerCrashed
@@ -240,15 +269,29 @@ class Entry:
         """
         from modulelens.speed import measure
 
-        measured = measure(self._replay, candidate, call=call, seed=seed, backward=backward, budget_s=budget_s, device=device)
+        measured = measure(
+            self._replay,
+            candidate,
+            call=call,
+            seed=seed,
+            backward=backward,
+            budget_s=budget_s,
+            device=device,
+        )
         if isinstance(measured, Measurement):
             self._note(measurement=measured)
         return measured
 
     def profile(
-        self, *, call: int = 0, seed: int = 0, device: str = "cpu", trace_file: str | None = None, budget_s: float = 2.0
+        self,
+        *,
+        call: int = 0,
+        seed: int = 0,
+        device: str = "cpu",
+        trace_file: str | None = None,
+        budget_s: float = 2.0,
     ) -> Profile:
-        """Latency forward and backward, FLOPs, parameters, saved-activation and peak memory, operators.
+        """Latency forward and backward, FLOPs, memory, operators.
 
         Args:
             call: Whose inputs.
@@ -291,7 +334,9 @@ class Entry:
         import msgspec
 
         if self._store.writable:
-            self._metadata = self._store.update(self.id, lambda m: msgspec.structs.replace(m, **fields))
+            self._metadata = self._store.update(
+                self.id, lambda m: msgspec.structs.replace(m, **fields)
+            )
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
         from modulelens.rebuild import Payload
@@ -299,7 +344,9 @@ class Entry:
 
         payload = Payload(self.metadata, self._store.blob_bytes, self._storage)
         roots = [self._store.root]
-        return Replay(payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots)
+        return Replay(
+            payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots
+        )
 
     def _storage(self, ref: Any) -> torch.UntypedStorage:
         import torch
@@ -309,7 +356,11 @@ class Entry:
         path = self._store.blob_path(ref.blob)
         size = path.stat().st_size
         # A private mapping: writes stay in this process, pages are read when they are touched.
-        return torch.UntypedStorage.from_file(str(path), False, size) if size else torch.UntypedStorage(0)
+        untyped: Any = torch.UntypedStorage
+        made: torch.UntypedStorage = (
+            untyped.from_file(str(path), False, size) if size else untyped(0)
+        )
+        return made
 
     @cached_property
     def _state(self) -> dict[str, torch.Tensor]:
@@ -338,7 +389,9 @@ def grade_task(*, repo: str, entry: str, allow: list[str]) -> Any:
     return msgspec.to_builtins(grade(_entry(repo, entry, allow)._replay()))
 
 
-def check_task(*, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool) -> Any:
+def check_task(
+    *, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool
+) -> Any:
     """For the worker: checks one candidate of a file."""
     import msgspec
 
@@ -347,4 +400,3 @@ def check_task(*, repo: str, entry: str, allow: list[str], candidate: str, call:
     loaded = load_candidate(candidate)
     found = _entry(repo, entry, allow).check(loaded, call, backward)
     return msgspec.to_builtins(msgspec.structs.replace(found, code=candidate))
-

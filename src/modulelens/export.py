@@ -24,7 +24,9 @@ def export(replay: Replay, path: Path) -> Path:
     if not path.parent.is_dir():
         raise NotFound(f"no folder {path.parent} to export to", hint=f"mkdir -p {path.parent}")
     module = replay.module()
-    tensors: dict[str, Tensor] = {f"state/{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
+    tensors: dict[str, Tensor] = {
+        f"state/{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)
+    }
     tensors |= {f"state/{n}": b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
     for call in replay.metadata.calls:
         tensors |= _leaves(f"inputs/{call.index}", replay.inputs(call.index))

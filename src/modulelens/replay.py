@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from modulelens.capture.source import source_of
 from modulelens.context import RngState
-from modulelens.errors import ModuleLensError, NotFound, NotRebuildable
+from modulelens.errors import ModuleLensError, NotFound
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     STRATEGIES,
@@ -81,7 +80,9 @@ class Replay:
     def drifted(self) -> frozenset[str]:
         """Class paths whose source is not what it was when captured, redirected ones included."""
         if self._drifted is None:
-            self._drifted = self.edited | {p for p, d in self.metadata.sources.items() if self._changed(p, d)}
+            self._drifted = self.edited | {
+                p for p, d in self.metadata.sources.items() if self._changed(p, d)
+            }
         return self._drifted
 
     def _changed(self, path: str, digest: str) -> bool:
@@ -114,8 +115,14 @@ class Replay:
         """
         calls = self.metadata.calls
         if not 0 <= index < len(calls):
-            dropped = f", {self.metadata.dropped_calls} more were not kept" if self.metadata.dropped_calls else ""
-            raise NotFound(f"{self.metadata.name} has {len(calls)} call(s){dropped}; there is no call {index}")
+            dropped = (
+                f", {self.metadata.dropped_calls} more were not kept"
+                if self.metadata.dropped_calls
+                else ""
+            )
+            raise NotFound(
+                f"{self.metadata.name} has {len(calls)} call(s){dropped}; there is no call {index}"
+            )
         return calls[index]
 
     def strategies(self) -> tuple[Strategy, ...]:
@@ -126,12 +133,18 @@ class Replay:
         if self.drifted and root.init is not None:
             # New code may set new attributes: only its constructor makes them.
             return ("init", "structure")
-        first: Strategy = "init" if chosen == "init" or (not chosen and self._opaque(self.metadata.node)) else "structure"
+        first: Strategy = (
+            "init"
+            if chosen == "init" or (not chosen and self._opaque(self.metadata.node))
+            else "structure"
+        )
         return (first, *(s for s in STRATEGIES if s != first))
 
     def _opaque(self, digest: str) -> bool:
         node = self.payload.node(digest)
-        return bool(node.opaque) or any(self._opaque(child[0]) for child in node.children.values() if child)
+        return bool(node.opaque) or any(
+            self._opaque(child[0]) for child in node.children.values() if child
+        )
 
     def module(self, call: int = 0, strategy: Strategy | None = None) -> nn.Module:
         """The module in the state it had when that call was entered.
@@ -142,7 +155,9 @@ class Replay:
         """
         return self._session(call, strategy, Synthesizer(0))[0]
 
-    def _session(self, call: int, strategy: Strategy | None, synthesizer: Synthesizer) -> tuple[nn.Module, Tensors, Rebuilder]:
+    def _session(
+        self, call: int, strategy: Strategy | None, synthesizer: Synthesizer
+    ) -> tuple[nn.Module, Tensors, Rebuilder]:
         ways = self.strategies() if strategy is None else (strategy,)
         failure: ModuleLensError | None = None
         for way in ways:
@@ -156,13 +171,17 @@ class Replay:
         raise failure
 
     def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of that call: captured, or synthesised by `seed` where only shapes were kept."""
+        """Arguments of that call; synthesised by `seed` where only shapes were kept."""
         tensors = Tensors(self.payload.storage, self.device, Synthesizer(seed))
         return self._inputs(self.call(call), tensors, None)
 
-    def _inputs(self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None) -> Any:
+    def _inputs(
+        self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         module = rebuilder.module_value if rebuilder else None
-        decoder = Decoder(tensors.get_input, self.importer, module, self.device, strict="an argument")
+        decoder = Decoder(
+            tensors.get_input, self.importer, module, self.device, strict="an argument"
+        )
         args = decoder.decode(call.args)
         return args, decoder.decode(call.kwargs)
 
@@ -185,7 +204,9 @@ class Replay:
 
     def rng(self, rng: Rng) -> RngState:
         """The random streams of a call's context."""
-        values = {name: self.value(getattr(rng, name)) for name in ("torch", "numpy", "python", "devices")}
+        values = {
+            name: self.value(getattr(rng, name)) for name in ("torch", "numpy", "python", "devices")
+        }
         return RngState(**values | {"devices": tuple(values["devices"] or ())})
 
     # ---- running
@@ -222,9 +243,16 @@ class Replay:
 def _full(path: str, metadata: Metadata) -> str:
     if ":" in path:
         return path
-    matches = [p for p in (metadata.cls, *metadata.sources) if p.partition(":")[2] == path or p.replace(":", ".") == path]
+    matches = [
+        p
+        for p in (metadata.cls, *metadata.sources)
+        if p.partition(":")[2] == path or p.replace(":", ".") == path
+    ]
     if not matches:
-        raise NotFound(f"class_map names {path!r}, which is no class of {metadata.name}", hint="use module:Class")
+        raise NotFound(
+            f"class_map names {path!r}, which is no class of {metadata.name}",
+            hint="use module:Class",
+        )
     return matches[0]
 
 
@@ -240,8 +268,8 @@ def _make_importable(metadata: Metadata, refused: tuple[Path, ...]) -> None:
         if importlib.util.find_spec(package) is not None or root in sys.path:
             continue
         folder = Path(root)
-        owned = folder.is_dir() and (not hasattr(os, "getuid") or folder.stat().st_uid in (0, os.getuid()))
+        owned = folder.is_dir() and (
+            not hasattr(os, "getuid") or folder.stat().st_uid in (0, os.getuid())
+        )
         if owned and not any(folder.resolve().is_relative_to(r.resolve()) for r in refused):
             sys.path.append(root)
-
-

@@ -91,7 +91,10 @@ class Repo:
         from modulelens.ingest import Ingest
 
         if not isinstance(trace, TraceClass):
-            raise UsageError(f"repo.add got a {type(trace).__name__}, not a Trace", hint="pass what ml.trace gave")
+            raise UsageError(
+                f"repo.add got a {type(trace).__name__}, not a Trace",
+                hint="pass what ml.trace gave",
+            )
         report = progress or (lambda _done, _total: None)
         ingest = Ingest(trace, self._store)
         total = len(trace.captures) * (2 if verify else 1)

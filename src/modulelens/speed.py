@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from modulelens.measure.benchmark import benchmark, compare_speed
+from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
 from modulelens.measure.candidate import load_candidate
 from modulelens.measure.run import Run
 from modulelens.records import Comparison, Measurement
@@ -32,20 +32,22 @@ def measure(
     original = replay(device)
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
-    trial = _trial(ready.run, both)
+    trial = trial_of(ready.run, backward=both)
     if loaded is None:
-        measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s, device=device)
+        measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return _marked(measured, ready, both)
     if isinstance(loaded, type):
         edited = replay(device, {original.metadata.cls: loaded})
         other = edited.ready(call, seed=seed).run
         verdict = check(edited, call=call, backward=both, reference=original)
     else:
-        other = original.run(bind(loaded, original.module(call)), call, (ready.run.args, ready.run.kwargs))
+        other = original.run(
+            bind(loaded, original.module(call)), call, (ready.run.args, ready.run.kwargs)
+        )
         verdict = check(original, loaded, call=call, backward=both)
     if both:
         _has_backward(other, original, call)
-    compared = compare_speed(trial, _trial(other, both), budget_s=budget_s, device=device)
+    compared = compare_speed(trial, trial_of(other, backward=both), budget_s=budget_s)
     return msgspec.structs.replace(
         compared,
         original=_marked(compared.original, ready, both),
@@ -65,22 +67,10 @@ def _has_backward(run: Run, replay: Replay, call: int) -> bool:
     return bool(leaves)
 
 
-def _trial(run: Run, backward: bool) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        run.fresh()
-
-        def timed() -> object:
-            output = run.forward()
-            if backward:
-                run.backward(output)
-            return output
-
-        return timed
-
-    return prepare
-
-
 def _marked(measured: Measurement, ready: Replayed, backward: bool) -> Measurement:
     return msgspec.structs.replace(
-        measured, synthesized=ready.synthesized, backward=backward, num_threads=torch.get_num_threads()
+        measured,
+        synthesized=ready.synthesized,
+        backward=backward,
+        num_threads=torch.get_num_threads(),
     )

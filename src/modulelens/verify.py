@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,7 +56,9 @@ def _check_call(
     replay: Replay, original: Replay, candidate: Any, call: int, backward: bool, name: str
 ) -> Check:
     record = replay.call(call)
-    same = candidate is None and not replay.drifted and replay.device == "cpu" and _same_torch(replay)
+    same = (
+        candidate is None and not replay.drifted and replay.device == "cpu" and _same_torch(replay)
+    )
     try:
         ready = replay.ready(call)
     except ModuleLensError as error:
@@ -67,9 +69,11 @@ def _check_call(
     output, failure = _run(run, backward, replay, call)
     warnings = _drift_warnings(replay)
     if failure:
-        return Check(status=Status.RUNTIME_ERROR, reason=failure, call=call, code=name, warnings=warnings)
+        return Check(
+            status=Status.RUNTIME_ERROR, reason=failure, call=call, code=name, warnings=warnings
+        )
     if ready.synthesized:
-        reason = "the inputs were synthesised: only their shapes were kept, so there is nothing to compare"
+        reason = "the inputs were synthesised: there is nothing to compare with"
         return Check(status=Status.NOT_COMPARABLE, reason=reason, call=call, code=name)
     try:
         expected = replay.value(record.output)
@@ -86,7 +90,7 @@ def _check_call(
 
 
 def bind(candidate: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """A function whose first parameter is called `module` gets the rebuilt module, for its weights."""
+    """A function whose first parameter is `module` gets the rebuilt module, for its weights."""
     if isinstance(candidate, nn.Module):
         return candidate
     try:
@@ -133,7 +137,10 @@ def _same_torch(replay: Replay) -> bool:
 
 def _drift_warnings(replay: Replay) -> tuple[str, ...]:
     captured = replay.metadata.environment.torch
-    found = [f"source of {path} changed since the capture" for path in sorted(replay.drifted - replay.edited)]
+    found = [
+        f"source of {path} changed since the capture"
+        for path in sorted(replay.drifted - replay.edited)
+    ]
     if not _same_torch(replay):
         found.append(f"captured with torch {captured}, this is {torch.__version__}")
     return tuple(found)
@@ -179,7 +186,9 @@ def _lookup(module: nn.Module, path: str) -> Any:
     return owner._buffers.get(name, vars(owner).get(name))
 
 
-def _gradient_leaves(replay: Replay, candidate: Any, run: Run, call: int, same: bool) -> list[LeafCheck]:
+def _gradient_leaves(
+    replay: Replay, candidate: Any, run: Run, call: int, same: bool
+) -> list[LeafCheck]:
     """Gradients of parameters and inputs, against the original's on the same seeds."""
     parameters, inputs = run.gradients()
     reference = replay.ready(call)
@@ -235,7 +244,11 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
         outputs = max(outputs, level, key=_LEVELS.index)
         if level is GradeLevel.NO:
             break
-        changed = _side_effects(replay, ready.run, call, same=True) if level is not GradeLevel.SHAPE else []
+        changed = (
+            _side_effects(replay, ready.run, call, same=True)
+            if level is not GradeLevel.SHAPE
+            else []
+        )
         if changed:
             status = verdict(changed).status
             found = GradeLevel.EXACT if status is Status.EXACT else GradeLevel.NO
@@ -266,17 +279,27 @@ def _no(strategy: str, reason: str, text: str) -> Grade:
 def _reason_of(error: ModuleLensError) -> str:
     if isinstance(error, NotRebuildable):
         return error.reason
-    return Reason.NOT_IMPORTABLE.value if isinstance(error, ClassNotFound) else Reason.RUNTIME_ERROR.value
+    return (
+        Reason.NOT_IMPORTABLE.value
+        if isinstance(error, ClassNotFound)
+        else Reason.RUNTIME_ERROR.value
+    )
 
 
-def _grade_outputs(replay: Replay, ready: Replayed, call: int) -> tuple[GradeLevel, tuple[str, str] | None, float]:
+def _grade_outputs(
+    replay: Replay, ready: Replayed, call: int
+) -> tuple[GradeLevel, tuple[str, str] | None, float]:
     record = replay.call(call)
     output, failure = _run(ready.run, bool(record.grad_output), replay, call)
     if failure:
         code = Reason.ANCESTOR if "ancestor" in failure else Reason.RUNTIME_ERROR
         return GradeLevel.NO, (code.value, failure), 0.0
     if ready.synthesized:
-        return GradeLevel.SHAPE, (Reason.SHAPE_ONLY.value, "inputs or weights were synthesised"), 0.0
+        return (
+            GradeLevel.SHAPE,
+            (Reason.SHAPE_ONLY.value, "inputs or weights were synthesised"),
+            0.0,
+        )
     try:
         expected = replay.value(record.output)
     except NotRebuildable as error:
@@ -292,7 +315,7 @@ def _grade_outputs(replay: Replay, ready: Replayed, call: int) -> tuple[GradeLev
         return GradeLevel.CLOSE, (Reason.MISMATCH.value, found.reason), worst
     again, _ = _run(ready.run, False, replay, call)
     if verdict(compare(output, again, same_code=True)).status is not Status.EXACT:
-        text = "two replays from one random state differ: it draws from outside torch, numpy and random"
+        text = "two replays from one random state differ: it draws from outside the streams"
         return GradeLevel.NO, (Reason.OUTSIDE_ENTROPY.value, text), worst
     return GradeLevel.NO, (Reason.MISMATCH.value, found.reason), worst
 
@@ -303,19 +326,28 @@ def _add_gradients(sums: dict[str, Tensor], run: Run) -> None:
         sums[name] = sums[name] + grad if name in sums else grad.clone()
 
 
-def _grade_gradients(replay: Replay, sums: dict[str, Tensor]) -> tuple[GradeLevel | None, tuple[str, str] | None]:
+def _grade_gradients(
+    replay: Replay, sums: dict[str, Tensor]
+) -> tuple[GradeLevel | None, tuple[str, str] | None]:
     metadata = replay.metadata
     if not metadata.param_grads or not any(call.grad_output for call in metadata.calls):
         return None, None
     if metadata.dropped_calls:
-        return None, (Reason.NOT_KEPT.value, f"{metadata.dropped_calls} calls were not kept; the sum is not complete")
+        return None, (
+            Reason.NOT_KEPT.value,
+            f"{metadata.dropped_calls} calls were not kept; the sum is not complete",
+        )
     prefix = f"{metadata.fqn}." if metadata.fqn else ""
-    shared = {n for n, others in metadata.ties.items() if any(not o.startswith(prefix) for o in others)}
+    shared = {
+        n for n, others in metadata.ties.items() if any(not o.startswith(prefix) for o in others)
+    }
     leaves: list[LeafCheck] = []
     for name, structure in metadata.param_grads.items():
         if name in shared or any(name in metadata.ties.get(n, ()) for n in shared):
             continue
-        leaves += compare(replay.gradient(structure), sums.get(name), path=f'grad["{name}"]', same_code=True)
+        leaves += compare(
+            replay.gradient(structure), sums.get(name), path=f'grad["{name}"]', same_code=True
+        )
     if not leaves:
         return None, (Reason.SHARED_PARAMETER.value, "its parameters are used outside it as well")
     found = verdict(leaves)
@@ -323,4 +355,3 @@ def _grade_gradients(replay: Replay, sums: dict[str, Tensor]) -> tuple[GradeLeve
         return GradeLevel.EXACT, None
     text = f"{found.reason}; gradient reaches it other than through its outputs"
     return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
-

@@ -38,7 +38,8 @@ class Capture:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def __repr__(self) -> str:
-        return f"Capture({self.fqn or '(root)'}: {self.cls.partition(':')[2]}, {len(self.calls)} call(s))"
+        cls = self.cls.partition(":")[2]
+        return f"Capture({self.fqn or '(root)'}: {cls}, {len(self.calls)} call(s))"
 
 
 def captures_of(trace: Trace) -> list[Capture]:
@@ -107,12 +108,16 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
 
 
 def _uncalled(module: nn.Module) -> tuple[Fate, str]:
-    if type(module).forward is nn.Module.forward or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if type(module).forward is nn.Module.forward or isinstance(
+        module, (nn.ModuleList, nn.ModuleDict)
+    ):
         members = ", ".join(list(module._modules)[:4])
         return Fate.NOT_CALLED, f"a container without a forward; its members are {members}"
     own = [p for p in module._parameters.values() if p is not None]
     if any(p.grad is not None for p in own):
-        return Fate.BYPASSED, "never called through __call__, though its parameters have gradients: " + (
-            "its weights are used directly, or another method of it is called"
+        return (
+            Fate.BYPASSED,
+            "never called through __call__, though its parameters have gradients: "
+            + ("its weights are used directly, or another method of it is called"),
         )
     return Fate.NOT_CALLED, "never called through __call__ in the traced step"

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from modulelens.records import InitCall, TensorRef
@@ -107,7 +106,10 @@ def init_call(
 
     how = "constructed" if record.owner() is module else "copied"
     return InitCall(
-        cls=display_path(record.cls), args=resolve(record.args), kwargs=resolve(record.kwargs), how=how
+        cls=display_path(record.cls),
+        args=resolve(record.args),
+        kwargs=resolve(record.kwargs),
+        how=how,
     )
 
 

@@ -40,4 +40,6 @@ class Keep:
         if self.max_calls < 1:
             raise UsageError(f"Keep(max_calls={self.max_calls}): at least 1")
         if self.embedding_rows not in ("touched", "all"):
-            raise UsageError(f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'")
+            raise UsageError(
+                f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'"
+            )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
@@ -23,8 +23,12 @@ from modulelens.records import TensorRef
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import SKIPPED_ATTRIBUTES
 
+LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
-_HOOK_DICTS = (("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"), ("_forward_hooks", "_forward_hooks_with_kwargs"))
+_HOOK_DICTS = (
+    ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    ("_forward_hooks", "_forward_hooks_with_kwargs"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,9 @@ class Nodes:
         own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
     """
 
-    def __init__(self, root: nn.Module, ref: Callable[[Tensor], TensorRef], own_hooks: set[int]) -> None:
+    def __init__(
+        self, root: nn.Module, ref: Callable[[Tensor], TensorRef], own_hooks: set[int]
+    ) -> None:
         self._ref = ref
         self._own_hooks = own_hooks
         self.modules: list[nn.Module] = []
@@ -165,7 +171,9 @@ class Nodes:
                 if encoder.opaque:
                     foreign.append(getattr(hook, "__qualname__", type(hook).__qualname__))
                 else:
-                    kept.append({"kind": kind, "kwargs": hook_id in inside[kwargs_kind], "hook": encoded})
+                    kept.append(
+                        {"kind": kind, "kwargs": hook_id in inside[kwargs_kind], "hook": encoded}
+                    )
         return tuple(kept), tuple(foreign)
 
 
@@ -176,14 +184,18 @@ def clean_fqn(fqn: str) -> str:
 
 def has_weight_hooks(module: nn.Module) -> bool:
     """Whether a pre-hook of `torch.nn.utils` (legacy weight or spectral norm) sets its weights."""
-    return any(type(h).__module__.startswith("torch.nn.utils.") for h in module._forward_pre_hooks.values())
+    return any(
+        type(h).__module__.startswith("torch.nn.utils.") for h in module._forward_pre_hooks.values()
+    )
 
 
 def _refusal(module: nn.Module, cls: type) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return "script: a ScriptModule has no Python class to rebuild from"
-    if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
-        return "uninitialized: lazy parameters before the first call; trace a later step (warmup >= 1)"
+    if any(isinstance(p, LAZY) for p in module._parameters.values()):
+        return (
+            "uninitialized: lazy parameters before the first call; trace a later step (warmup >= 1)"
+        )
     forward = vars(module).get("forward")
     if isinstance(forward, types.FunctionType) and path_of(forward) is None:
         return f"opaque_attribute: forward was replaced on the instance by {forward.__qualname__}"

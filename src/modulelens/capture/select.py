@@ -21,7 +21,9 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
     wrappers: list[str] = []
     while True:
         name = type(model).__name__
-        if name == "OptimizedModule" and isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+        if name == "OptimizedModule" and isinstance(
+            inner := model._modules.get("_orig_mod"), nn.Module
+        ):
             wrappers.append("torch.compile")
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = model.module
@@ -39,7 +41,8 @@ def check_model(model: object) -> None:
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(
-            f"model is the class {model.__name__}, not a module", hint=f"pass an instance: {model.__name__}(...)"
+            f"model is the class {model.__name__}, not a module",
+            hint=f"pass an instance: {model.__name__}(...)",
         )
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -47,10 +50,14 @@ def check_model(model: object) -> None:
             hint="pass the module whose forward is called once per training step",
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError("model is a ScriptModule; its modules cannot be seen", hint="trace the eager model")
+        raise UsageError(
+            "model is a ScriptModule; its modules cannot be seen", hint="trace the eager model"
+        )
 
 
-def select(names: Sequence[str], modules: Sequence[nn.Module], patterns: str | Sequence[str]) -> list[int]:
+def select(
+    names: Sequence[str], modules: Sequence[nn.Module], patterns: str | Sequence[str]
+) -> list[int]:
     """The numbers of the modules that match any pattern.
 
     A pattern is a glob over the fqn (`layers.*.attn`, `*`, `""` for the root) or over the class
@@ -65,7 +72,8 @@ def select(names: Sequence[str], modules: Sequence[nn.Module], patterns: str | S
         hits = {
             i
             for i, (name, module) in enumerate(zip(names, modules, strict=True))
-            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(type(module).__name__, pattern)
+            if fnmatch.fnmatchcase(name, pattern)
+            or fnmatch.fnmatchcase(type(module).__name__, pattern)
         }
         if not hits:
             known = [*names, *{type(m).__name__ for m in modules}]

@@ -69,7 +69,9 @@ class Snapshots:
     def ref(self, tensor: Tensor) -> TensorRef:
         """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
         known = self._objects.get(id(tensor))
-        number, last = (known[1], known[2]) if known is not None and known[0]() is tensor else (-1, None)
+        number, last = (
+            (known[1], known[2]) if known is not None and known[0]() is tensor else (-1, None)
+        )
         if last is not None and self._unchanged(tensor, last):
             return last
         if number < 0:
@@ -116,7 +118,7 @@ class Snapshots:
 
     def _new_ref(self, tensor: Tensor, number: int) -> TensorRef:
         snapshot = self._snapshot(tensor)
-        offset = tensor.storage_offset()
+        offset = int(tensor.storage_offset())
         if tensor.numel():
             low, high = _extent(tensor)
             snapshot.low, snapshot.high = min(snapshot.low, low), max(snapshot.high, high)
@@ -139,7 +141,9 @@ class Snapshots:
         known = self._latest.get(address)
         same_storage = known is not None and known[0]() is storage
         found = self._by_place.get((base, nbytes)) if nbytes else None
-        if found is not None and (found.shared or (same_storage and self._same_bytes(tensor, found))):
+        if found is not None and (
+            found.shared or (same_storage and self._same_bytes(tensor, found))
+        ):
             return found
         group = known[1].group if same_storage and known else self._new_group()
         snapshot = self._take(tensor, storage, base, group)
@@ -151,7 +155,9 @@ class Snapshots:
         self._group_count += 1
         return self._group_count - 1
 
-    def _take(self, tensor: Tensor, storage: torch.UntypedStorage, base: int, group: int) -> Snapshot:
+    def _take(
+        self, tensor: Tensor, storage: torch.UntypedStorage, base: int, group: int
+    ) -> Snapshot:
         start, shared, pending = 0, False, None
         data: torch.UntypedStorage
         if storage.device.type != "cpu":
@@ -210,21 +216,23 @@ class Snapshots:
 
 def _base(tensor: Tensor) -> int:
     address: int = _C._data_address(tensor)
-    return address - tensor.storage_offset() * tensor.element_size() if tensor.numel() else address
+    return address - int(tensor.storage_offset()) * tensor.itemsize if tensor.numel() else address
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    first = tensor.storage_offset()
+    first = int(tensor.storage_offset())
     last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    size = tensor.element_size()
-    return first * size, (last + 1) * size
+    return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
 
 def _share(storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
     live = torch.empty(0, dtype=torch.uint8).set_(storage)
     try:
         return _lazy_clone(live).untyped_storage()  # type: ignore[no-any-return]
-    except (TypeError, RuntimeError):  # an older torch; memory that torch did not allocate: numpy, mmap, shm
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # an older torch; memory that torch did not allocate: numpy, mmap, shm
         return None
 
 

@@ -11,6 +11,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -75,6 +76,7 @@ class Trace:
         self._error_before: BaseException | None = None
         self._undo: list[Any] = []
         self.environment: Environment | None = None
+        self.main_file = ""
 
     def __enter__(self) -> Trace:
         frame = sys._getframe(1)
@@ -85,6 +87,8 @@ class Trace:
             )
         _active[self._outer] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         self.environment = read_environment()
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        self.main_file = str(Path(main).resolve()) if main else ""
         self.created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._listen()
         return self
@@ -145,7 +149,11 @@ class Trace:
         after = self._outer.register_forward_hook(self._on_forward_done, always_call=True)
         self._own_hooks.add(after.id)
         watch._undo.append(after.remove)
-        if self._outer is self.model and 0 in watch.targets and "_compiled_call_impl" not in vars(self._outer):
+        if (
+            self._outer is self.model
+            and 0 in watch.targets
+            and "_compiled_call_impl" not in vars(self._outer)
+        ):
             # Hooks installed now are not called for the call that is starting: enter it by hand.
             watch._guarded(0, watch.enter, 0, args, kwargs)
 

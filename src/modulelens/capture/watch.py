@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -67,7 +68,9 @@ class Watch:
         step: The step's number within the trace.
     """
 
-    def __init__(self, nodes: Nodes, targets: Iterable[int], keep: Keep, snapshots: Snapshots, step: int) -> None:
+    def __init__(
+        self, nodes: Nodes, targets: Iterable[int], keep: Keep, snapshots: Snapshots, step: int
+    ) -> None:
         self.nodes = nodes
         self.keep = keep
         self.snapshots = snapshots
@@ -88,7 +91,7 @@ class Watch:
     # ---- install and remove
 
     def install(self, on_optimizer_step: Callable[[Any], None]) -> None:
-        """Installs everything for this step. `on_optimizer_step` gets each optimizer that stepped."""
+        """Installs everything. `on_optimizer_step` gets each optimizer that stepped."""
         try:
             self._install(on_optimizer_step)
         except BaseException:
@@ -100,13 +103,16 @@ class Watch:
             # Compiled code calls no hooks; eager does, and the compiled code is kept for later.
             stance: Any = torch.compiler.set_stance("force_eager")
             self._undo.append(lambda: stance.__exit__(None, None, None))
-        before = torch_module.register_module_forward_pre_hook(self._enter_any)  # type: ignore[arg-type]
+            self._hush()
+        before = torch_module.register_module_forward_pre_hook(self._enter_any)
         self._track(before)
         self._track(torch_module.register_module_forward_hook(self._exit_any, with_kwargs=True))
         for number in self.targets:
             self._mark(number, before.id)
         self._undo.append(
-            torch_optimizer.register_optimizer_step_post_hook(lambda o, *_: on_optimizer_step(o)).remove
+            torch_optimizer.register_optimizer_step_post_hook(
+                lambda o, *_: on_optimizer_step(o)
+            ).remove
         )
         self._wrap_ctc()
         noted = {n for number in self.targets for n in self.nodes.subtree(number)}
@@ -118,6 +124,12 @@ class Watch:
         if self.keep.grads:
             self._watch_parameters(noted)
 
+    def _hush(self) -> None:
+        # Compiled modules warn at a global hook that it may fire twice; ours knows its modules.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are")
+        added: Any = warnings.filters[0]
+        self._undo.append(lambda: added in warnings.filters and warnings.filters.remove(added))  # type: ignore[attr-defined]
+
     def _track(self, handle: Any) -> None:
         self._own_hooks.add(handle.id)
         self._undo.append(handle.remove)
@@ -126,7 +138,11 @@ class Watch:
         module = self.nodes.modules[number]
         if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
             self._deferred.add(number)
-            self._track(module.register_forward_pre_hook(functools.partial(self._enter_last, number), with_kwargs=True))
+            self._track(
+                module.register_forward_pre_hook(
+                    functools.partial(self._enter_last, number), with_kwargs=True
+                )
+            )
         # torch hands kwargs to a global pre-hook only where this mark is.
         marks = module._forward_pre_hooks_with_kwargs
         marks[hook_id] = True
@@ -194,7 +210,11 @@ class Watch:
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
         module = self.nodes.modules[number]
-        noted = [n for n in self._quiet[number] if n != number or not self._state_came_first(number, module)]
+        noted = [
+            n
+            for n in self._quiet[number]
+            if n != number or not self._state_came_first(number, module)
+        ]
         entered = self.nodes.note(noted)
         self.counts[number] += 1
         if self.counts[number] > self.keep.max_calls:
@@ -272,7 +292,9 @@ class Watch:
 
     # ---- gradients
 
-    def _watch_gradients(self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]]) -> None:
+    def _watch_gradients(
+        self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]]
+    ) -> None:
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, tensor in enumerate(unique):
             if tensor.requires_grad and torch.is_grad_enabled():

@@ -188,6 +188,4 @@ def _tensor(snapshot: Snapshot) -> Tensor:
 def _as_tensor(ref: TensorRef, snapshot: Snapshot) -> Tensor:
     dtype = dtype_of(ref.spec.dtype)
     offset = ref.offset - snapshot.start // dtype.itemsize
-    return torch.empty(0, dtype=dtype).set_(
-        snapshot.data, offset, ref.spec.shape, ref.spec.stride
-    )
+    return torch.empty(0, dtype=dtype).set_(snapshot.data, offset, ref.spec.shape, ref.spec.stride)

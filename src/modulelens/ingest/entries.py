@@ -7,17 +7,15 @@ capture becomes one record that names its node.
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from modulelens.capture import Capture, Trace
+from modulelens.capture.nodes import LAZY
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.errors import NotFound
@@ -110,7 +108,7 @@ class Ingest:
             ties=self._ties(capture),
             packages=tuple(sorted(packages)),
             roots={p: s.root for p, s in packages.items() if s.root and not _installed(s)},
-            main_file=_main_file(),
+            main_file=trace.main_file,
             blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
             warnings=(*trace.warnings, *(f"inside {w}" for w in trace.wrappers)),
         )
@@ -134,7 +132,7 @@ class Ingest:
             step=call.step,
             thread=call.thread,
             flags=tuple(call.flags),
-            notes=tuple([*call.opaque, *call.opaque_output]),
+            notes=(*call.opaque, *call.opaque_output),
         )
 
     def _final(self, value: Any) -> Structure:
@@ -208,8 +206,7 @@ def _sources(classes: set[type]) -> dict[str, str]:
 
 
 def _count(module: nn.Module) -> int:
-    lazy = torch.nn.parameter.UninitializedParameter
-    return sum(p.numel() for p in module.parameters() if not isinstance(p, lazy))
+    return sum(p.numel() for p in module.parameters() if not isinstance(p, LAZY))
 
 
 def _stream(value: Any, ref: Callable[[Tensor], Any]) -> Any:
@@ -237,8 +234,3 @@ def _changed_paths(call: SeenCall) -> tuple[str, ...]:
 def _installed(source: SourceRef) -> bool:
     paths = sysconfig.get_paths()
     return any(source.file.startswith(paths[name]) for name in ("purelib", "platlib", "stdlib"))
-
-
-def _main_file() -> str:
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return str(Path(file).resolve()) if file else ""

@@ -134,5 +134,3 @@ def _has_refs(value: Any) -> bool:
     if isinstance(value, dict):
         return "$module" in value or any(_has_refs(item) for item in value.values())
     return isinstance(value, list) and any(_has_refs(item) for item in value)
-
-

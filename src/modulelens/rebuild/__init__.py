@@ -6,4 +6,12 @@ from modulelens.rebuild.script import class_of_script
 from modulelens.rebuild.synthesize import Synthesizer
 from modulelens.rebuild.tensors import Tensors
 
-__all__ = ["STRATEGIES", "Payload", "Rebuilder", "Strategy", "Synthesizer", "Tensors", "class_of_script"]
+__all__ = [
+    "STRATEGIES",
+    "Payload",
+    "Rebuilder",
+    "Strategy",
+    "Synthesizer",
+    "Tensors",
+    "class_of_script",
+]

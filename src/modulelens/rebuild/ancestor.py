@@ -25,4 +25,5 @@ class Ancestor:
         )
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raises, naming the ancestor."""
         return self.forward

@@ -67,10 +67,7 @@ class Rebuilder:
         """
         root = self._load(digest)
         self._root = root.number
-        if strategy == "init":
-            module = self._by_init(root)
-        else:
-            module = self._by_structure(root)
+        module = self._by_init(root) if strategy == "init" else self._by_structure(root)
         _clear_hooks(module, keep_weight_hooks=True)
         return module
 
@@ -89,7 +86,9 @@ class Rebuilder:
     def _class(self, node: ModuleNode) -> type[nn.Module]:
         cls = self._importer.get(node.cls)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise ClassNotFound(f"{node.cls} is no nn.Module class", hint="was it replaced by a function?")
+            raise ClassNotFound(
+                f"{node.cls} is no nn.Module class", hint="was it replaced by a function?"
+            )
         return cls
 
     # ---- without constructors
@@ -110,7 +109,7 @@ class Rebuilder:
         return module
 
     def _fill(self, module: nn.Module, node: ModuleNode, known: frozenset[str]) -> None:
-        """Parameters, buffers, attributes, mode and hooks. `known` are attributes to leave alone."""
+        """State, mode and hooks. `known` are attributes to leave alone where theirs is opaque."""
         decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
         inside = vars(module)
         _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
@@ -126,7 +125,9 @@ class Rebuilder:
     def _hook(self, module: nn.Module, node: ModuleNode) -> None:
         if node.foreign_hooks and node.number != self._root:
             names = ", ".join(node.foreign_hooks)
-            raise NotRebuildable(f"{node.fqn}: its hook {names} has no importable name", reason="foreign_hook")
+            raise NotRebuildable(
+                f"{node.fqn}: its hook {names} has no importable name", reason="foreign_hook"
+            )
         _clear_hooks(module)
         for hook in node.hooks or ():
             decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
@@ -150,20 +151,28 @@ class Rebuilder:
     def _by_init(self, node: ModuleNode) -> nn.Module:
         module = self._construct(node)
         if type(module) is not self._class(node) and not node.parametrized:
-            raise NotRebuildable(f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch")
+            raise NotRebuildable(
+                f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
+            )
         self._lay_over(module, node)
         return module
 
     def _construct(self, node: ModuleNode) -> nn.Module:
         if node.init is None:
-            raise NotRebuildable(f"{node.fqn or node.cls}: its constructor call is not known", reason="not_kept")
+            raise NotRebuildable(
+                f"{node.fqn or node.cls}: its constructor call is not known", reason="not_kept"
+            )
         cls = self._class(node)
         # New code may make new parameters, and those need values: it runs on the real device.
         devices = [self._device] if self._drifted else ["meta", self._device]
         failure: Exception | None = None
         for device in devices:
             decoder = Decoder(
-                self._tensors.get, self._importer, self._argument, self._device, strict=f"the constructor of {node.cls}"
+                self._tensors.get,
+                self._importer,
+                self._argument,
+                self._device,
+                strict=f"the constructor of {node.cls}",
             )
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
             try:
@@ -178,7 +187,9 @@ class Rebuilder:
 
     def _argument(self, body: dict[str, Any]) -> Any:
         if body.get("gone"):
-            raise NotRebuildable("a module passed to the constructor is gone", reason="opaque_argument")
+            raise NotRebuildable(
+                "a module passed to the constructor is gone", reason="opaque_argument"
+            )
         return self.module_value(body)
 
     def _lay_over(self, module: nn.Module, node: ModuleNode) -> None:
@@ -187,17 +198,20 @@ class Rebuilder:
         known = frozenset(vars(module))
         for name, child in node.children.items():
             live = module._modules.get(name)
-            module._modules[name] = None if child is None else self._child(live, self._nodes[child[1]])
+            module._modules[name] = (
+                None if child is None else self._child(live, self._nodes[child[1]])
+            )
         if not drifted:
             for name in known - set(node.attributes) - _INTERNAL - _kept_anyway():
                 del vars(module)[name]
             for name in set(module._modules) - set(node.children):
                 del module._modules[name]
             _order(module._modules, node.children)
-        old = {} if not drifted else dict(module._parameters), dict(module._buffers) if drifted else {}
+        made: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        old = [dict(slots) if drifted else {} for slots in made]
         self._fill(module, node, known)
-        for live, before in zip((module._parameters, module._buffers), old, strict=True):
-            live.update({name: value for name, value in before.items() if name not in live})
+        for slots, before in zip(made, old, strict=True):
+            slots.update({name: value for name, value in before.items() if name not in slots})
 
     def _child(self, live: nn.Module | None, node: ModuleNode) -> nn.Module:
         if node.number in self._made:
@@ -236,19 +250,24 @@ def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
 
 def _inject_parametrizations(module: nn.Module, node: ModuleNode) -> None:
     if node.parametrized:
-        parametrize._inject_new_class(module)  # type: ignore[no-untyped-call]
+        parametrize._inject_new_class(module)
         for name in node.parametrized:
             parametrize._inject_property(module, name)
 
 
 @contextlib.contextmanager
 def _initialisers(*, off: bool) -> Iterator[None]:
-    """Makes `torch.nn.init` do nothing: on the meta device it is wasted work, and the first
-    `trunc_normal_` there imports 800 modules, which takes as long as importing torch."""
+    """Makes `torch.nn.init` do nothing."""
+    # On the meta device initialising is wasted work, and the first `trunc_normal_` there imports
+    # 800 modules, which takes as long as importing torch.
     if not off:
         yield
         return
-    names = [n for n in vars(nn.init) if n.endswith("_") and not n.startswith("_") and callable(getattr(nn.init, n))]
+    names = [
+        n
+        for n in vars(nn.init)
+        if n.endswith("_") and not n.startswith("_") and callable(getattr(nn.init, n))
+    ]
     saved = {name: getattr(nn.init, name) for name in names}
     for name in names:
         setattr(nn.init, name, lambda tensor, *_a, **_k: tensor)

@@ -36,7 +36,9 @@ class Payload:
         if not isinstance(value, dict):
             return value
         if "$intern" in value:
-            return self._expand(from_json(self.blob(value["$intern"]), dict, what="an interned value"))
+            return self._expand(
+                from_json(self.blob(value["$intern"]), dict, what="an interned value")
+            )
         return {key: self._expand(item) for key, item in value.items()}
 
 

@@ -34,8 +34,12 @@ def class_of_script(file: str, name: str) -> Any:
             hint="put the class into a module that can be imported, or run where the script is",
         )
     if hasattr(os, "getuid") and path.stat().st_uid not in (0, os.getuid()):
-        raise ClassNotFound(f"{file} belongs to another user; its code is not run", hint="copy it and trace again")
-    found: Any = vars(_definitions(str(path.resolve()), path.stat().st_mtime_ns, name.partition(".")[0]))
+        raise ClassNotFound(
+            f"{file} belongs to another user; its code is not run", hint="copy it and trace again"
+        )
+    found: Any = vars(
+        _definitions(str(path.resolve()), path.stat().st_mtime_ns, name.partition(".")[0])
+    )
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
         if found is None:
@@ -57,9 +61,11 @@ def _definitions(file: str, _modified: int, name: str) -> types.ModuleType:
     sys.path.append(folder)
     try:
         code = compile(ast.Module(needed, []), file, "exec", dont_inherit=True)
-        exec(code, vars(module))  # noqa: S102 - the user's own script, see class_of_script
+        exec(code, vars(module))
     except Exception as error:  # boundary: the user's definitions
-        raise ClassNotFound(f"{file}: {type(error).__name__}: {error}", hint="its definitions do not run") from error
+        raise ClassNotFound(
+            f"{file}: {type(error).__name__}: {error}", hint="its definitions do not run"
+        ) from error
     finally:
         sys.path.remove(folder)
     return module

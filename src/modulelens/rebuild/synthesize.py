@@ -45,7 +45,9 @@ class Synthesizer:
         return made.copy_(values)
 
 
-def _values(shape: tuple[int, ...], dtype: torch.dtype, stats: ValueStats, generator: torch.Generator) -> Tensor:
+def _values(
+    shape: tuple[int, ...], dtype: torch.dtype, stats: ValueStats, generator: torch.Generator
+) -> Tensor:
     if dtype is torch.bool:
         share = 1.0 - (stats.zeros if stats.zeros is not None else 0.5)
         return torch.rand(shape, generator=generator) < share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -70,8 +71,8 @@ class Tensors:
         else:
             made = torch.empty(0, dtype=dtype, device=self._device)
             made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
-        made = torch._conj(made) if ref.conj else made  # type: ignore[attr-defined]
-        made = torch._neg_view(made) if ref.neg else made  # type: ignore[attr-defined]
+        made = torch._conj(made) if ref.conj else made
+        made = torch._neg_view(made) if ref.neg else made
         return self._with_grad(made, ref)
 
     def _with_grad(self, made: Tensor, ref: TensorRef) -> Tensor:

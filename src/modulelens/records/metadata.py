@@ -19,11 +19,11 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of one module of one model.
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
-    entry needs, directly or through nodes, to its size in bytes. `sources` maps every class of the
-    subtree that is not torch's own to the digest of its source. `packages` are the top-level
-    packages whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each
-    was found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
-    of this module alone (shared ones included, each storage once).
+    entry needs, directly or through nodes, to its size. `sources` maps every class of the subtree
+    that is not torch's own to the digest of its source. `packages` are the top-level packages
+    whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each was
+    found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
+    of this module (shared ones included, each storage once).
     """
 
     schema: int

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """JSON of a record: equal records give equal bytes. Dicts keep their order: it has a meaning."""
+    """JSON of a record. Equal records give equal bytes; the order of a dict is kept."""
     return _encoder.encode(record)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import functools
 import logging
 import pathlib
@@ -29,12 +30,30 @@ from modulelens.tree.tensors import SPECIAL_KINDS, decode_special, dtype_of
 
 _CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
 _TORCH_NAMES = frozenset(
-    {"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged"}
+    {
+        "strided",
+        "sparse_coo",
+        "sparse_csr",
+        "sparse_csc",
+        "sparse_bsr",
+        "sparse_bsc",
+        "_mkldnn",
+        "jagged",
+    }
     | {"contiguous_format", "channels_last", "channels_last_3d", "preserve_format"}
     | {"per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric"}
     | {"per_channel_affine_float_qparams"}
 )
 _STRUCT_SEQUENCES = frozenset({"torch.return_types", "time", "os", "sys"})
+_BIT_GENERATORS: dict[str, Any] = {
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "MT19937": np.random.MT19937,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
+_IMMUTABLE = (tuple, frozenset, str, bytes, int, float)
+_MUTABLE = (collections.OrderedDict, dict, list, set)
 _CALLABLE_TYPES = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
 
@@ -97,7 +116,9 @@ class Decoder:
         try:
             return self._special(key, node)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise Corrupted(f"a {key} value cannot be read: {type(error).__name__}: {error}") from error
+            raise Corrupted(
+                f"a {key} value cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
     def _special(self, key: str, node: dict[str, Any]) -> Any:
         body = node[key]
@@ -107,7 +128,9 @@ class Decoder:
             return decode_special(key, body, self.decode, self.importer)
         rule = _RULES.get(key)
         if rule is None:
-            raise Corrupted(f"unknown kind of value {key!r}", hint="pip install --upgrade modulelens")
+            raise Corrupted(
+                f"unknown kind of value {key!r}", hint="pip install --upgrade modulelens"
+            )
         return rule(self, body)
 
     def _keep(self, value: Any) -> Any:
@@ -117,7 +140,8 @@ class Decoder:
     def _any_tensor(self, body: Any, node: dict[str, Any]) -> Tensor:
         made = self._tensor(as_ref(body))
         if "$parameter" in node and not isinstance(made, torch.nn.Parameter):
-            made = torch.nn.Parameter(made.detach(), requires_grad=made.requires_grad)
+            # In place: other references to this object stay the same parameter (tied weights).
+            made.__class__ = torch.nn.Parameter
         if "vars" in node:
             vars(made).update(self.decode(node["vars"]))
         return made
@@ -131,16 +155,22 @@ class Decoder:
     def _object(self, body: dict[str, Any]) -> Any:
         cls = self.importer.get(body["cls"])
         if not isinstance(cls, type) or issubclass(cls, torch.nn.Module):
-            raise NotRebuildable(f"{body['cls']} is no class for plain data", reason="untrusted_class")
+            raise NotRebuildable(
+                f"{body['cls']} is no class for plain data", reason="untrusted_class"
+            )
         if issubclass(cls, (tuple, frozenset)) or "value" in body:
             # Immutable: its items come first, so its own number is taken before them.
             place = len(self._numbered)
             self._numbered.append(None)
-            base = next(b for b in (tuple, frozenset, str, bytes, int, float) if issubclass(cls, b))
-            content = self.decode(body["value"]) if "value" in body else [self.decode(i) for i in body["items"]]
+            base: Any = next(b for b in _IMMUTABLE if issubclass(cls, b))
+            content = (
+                self.decode(body["value"])
+                if "value" in body
+                else [self.decode(i) for i in body["items"]]
+            )
             made = self._numbered[place] = base.__new__(cls, content)
         else:
-            base = next((b for b in (collections.OrderedDict, dict, list, set) if issubclass(cls, b)), object)
+            base = next((b for b in _MUTABLE if issubclass(cls, b)), object)
             made = self._keep(base.__new__(cls))
             self._fill_items(made, base, body)
         if "vars" in body:
@@ -150,18 +180,20 @@ class Decoder:
             object.__setattr__(made, name, self.decode(item))
         return made
 
-    def _fill_items(self, made: Any, base: type, body: dict[str, Any]) -> None:
+    def _fill_items(self, made: Any, base: Any, body: dict[str, Any]) -> None:
         for item in body.get("items", ()):
             if issubclass(base, dict):
                 key, value = self.decode(item[0]), self.decode(item[1])
-                base.__setitem__(made, key, value)  # type: ignore[attr-defined]
+                base.__setitem__(made, key, value)
             else:
-                add = list.append if base is list else set.add
-                add(made, self.decode(item))  # type: ignore[operator]
+                add: Any = list.append if base is list else set.add
+                add(made, self.decode(item))
 
     def _opaque(self, body: dict[str, Any]) -> Opaque:
         if self.strict:
-            raise NotRebuildable(f"{self.strict} holds {body['type']}: {body['why']}", reason="opaque_argument")
+            raise NotRebuildable(
+                f"{self.strict} holds {body['type']}: {body['why']}", reason="opaque_argument"
+            )
         return Opaque(body["type"], body["why"])
 
     def _function(self, path: str) -> Any:
@@ -174,14 +206,22 @@ class Decoder:
         owner, name = self.decode(body[0]), body[1]
         cls = owner if isinstance(owner, type) else type(owner)
         if not hasattr(cls, name):
-            raise NotRebuildable(f"{cls.__qualname__} has no method {name!r} any more", reason="not_importable")
+            raise NotRebuildable(
+                f"{cls.__qualname__} has no method {name!r} any more", reason="not_importable"
+            )
         return getattr(owner, name)
 
     def _enum(self, body: list[Any]) -> Any:
-        return self.importer.get(body[0])[body[1]]
+        return self._enum_class(body[0])[body[1]]
 
     def _flag(self, body: list[Any]) -> Any:
-        return self.importer.get(body[0])(self.decode(body[1]))
+        return self._enum_class(body[0])(self.decode(body[1]))
+
+    def _enum_class(self, path: str) -> type[enum.Enum]:
+        cls = self.importer.get(path)
+        if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
+            raise NotRebuildable(f"{path} is no enum", reason="untrusted_class")
+        return cls
 
     def _structseq(self, body: list[Any]) -> Any:
         cls = self.importer.get(body[0])
@@ -191,7 +231,9 @@ class Decoder:
 
     def _ndarray(self, body: dict[str, Any]) -> Any:
         data = self._data(body["data"])
-        return self._keep(np.frombuffer(data, dtype=_np_dtype(body["dtype"])).reshape(body["shape"]).copy())
+        return self._keep(
+            np.frombuffer(data, dtype=_np_dtype(body["dtype"])).reshape(body["shape"]).copy()
+        )
 
     def _data(self, node: Any) -> bytes:
         made: Tensor = self.decode(node)
@@ -210,14 +252,12 @@ class Decoder:
             made = np.random.RandomState()
             made.set_state(state)
             return made
-        kinds = {k.__name__: k for k in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937)}
-        kinds |= {k.__name__: k for k in (np.random.Philox, np.random.SFC64)}
-        bits = kinds[state["bit_generator"]]()
+        bits = _BIT_GENERATORS[state["bit_generator"]]()
         bits.state = state
         return np.random.Generator(bits)
 
     def _py_random(self, body: Any) -> random.Random:
-        made = self._keep(random.Random())  # noqa: S311
+        made = self._keep(random.Random())
         made.setstate(self.decode(body))
         return made  # type: ignore[no-any-return]
 
@@ -271,7 +311,9 @@ _RULES: dict[str, Callable[[Decoder, Any], Any]] = {
     "$dict": lambda d, b: d._pairs(d._keep({}), b),
     "$odict": lambda d, b: d._pairs(d._keep(collections.OrderedDict()), b),
     "$ddict": lambda d, b: d._pairs(d._keep(collections.defaultdict(d.decode(b[0]))), b[1]),
-    "$deque": lambda d, b: (q := d._keep(collections.deque(maxlen=b[1]))).extend(map(d.decode, b[0])) or q,
+    "$deque": lambda d, b: (
+        (q := d._keep(collections.deque(maxlen=b[1]))).extend(map(d.decode, b[0])) or q
+    ),
     "$mapping": lambda d, b: types.MappingProxyType(d._pairs({}, b)),
     "$structseq": Decoder._structseq,
     "$set": lambda d, b: {d.decode(item) for item in b},

@@ -75,7 +75,9 @@ class Encoder:
         """The value as JSON. What has no rule becomes `$opaque` with the reason; never raises."""
         rule = _EXACT.get(type(value))
         if rule is None:
-            return value if value is None or type(value) in _AS_THEY_ARE else self._slow(value, depth)
+            return (
+                value if value is None or type(value) in _AS_THEY_ARE else self._slow(value, depth)
+            )
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
             return self._refuse(value, "too deep or too large to be an argument")
@@ -140,9 +142,15 @@ class Encoder:
     def _any_tensor(self, value: Tensor, depth: int) -> Any:
         if is_plain(value):
             extra = vars(value) if value.__dict__ else None
-            found = {"$parameter" if isinstance(value, torch.nn.Parameter) else "$tensor": self._tensor(value)}
+            found = {
+                "$parameter" if isinstance(value, torch.nn.Parameter) else "$tensor": self._tensor(
+                    value
+                )
+            }
             if extra and isinstance(value, torch.nn.Parameter):
-                kept = {k: v for k, v in extra.items() if not callable(v) and not isinstance(v, Tensor)}
+                kept = {
+                    k: v for k, v in extra.items() if not callable(v) and not isinstance(v, Tensor)
+                }
                 found["vars"] = self.encode(kept, depth + 1)
             return found
         try:
@@ -157,7 +165,12 @@ class Encoder:
         return {"$module": self._module(value)}
 
     def _generator(self, value: torch.Generator, depth: int) -> Any:
-        return {"$generator": {"device": str(value.device), "state": self.encode(value.get_state(), depth + 1)}}
+        return {
+            "$generator": {
+                "device": str(value.device),
+                "state": self.encode(value.get_state(), depth + 1),
+            }
+        }
 
     # ---- names
 
@@ -166,7 +179,8 @@ class Encoder:
         if path is not None:
             return {"$class" if isinstance(value, type) else "$function": path}
         if isinstance(value, types.MethodType) or (
-            isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType)
+            isinstance(value, types.BuiltinMethodType)
+            and not isinstance(value.__self__, types.ModuleType)
         ):
             return {"$method": [self.encode(value.__self__, depth + 1), value.__name__]}
         code = getattr(value, "__code__", None)
@@ -185,7 +199,7 @@ class Encoder:
         path = path_of(type(value))
         if path is None:
             return self._refuse(value, "its enum class has no importable name")
-        if value.name is None:  # a combination of flags
+        if isinstance(value, enum.Flag):  # a combination has no name that can be looked up
             return {"$flag": [path, self.encode(value.value, depth + 1)]}
         return {"$enum": [path, value.name]}
 
@@ -197,12 +211,20 @@ class Encoder:
     def _ndarray(self, value: np.ndarray[Any, Any], depth: int) -> Any:
         if type(value) is not np.ndarray or value.dtype.hasobject or value.dtype.names:
             return self._refuse(value, f"a numpy array of dtype {value.dtype}")
-        data = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.reshape(1).view(np.uint8)
+        data = (
+            np.ascontiguousarray(value).view(np.uint8)
+            if value.ndim
+            else value.reshape(1).view(np.uint8)
+        )
         plain = torch.from_numpy(np.array(data).reshape(-1))
-        body = {"dtype": value.dtype.str, "shape": list(value.shape), "data": self.encode(plain, depth + 1)}
+        body = {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "data": self.encode(plain, depth + 1),
+        }
         return self._number(value) or {"$ndarray": body}
 
-    def _np_scalar(self, value: np.generic, depth: int) -> Any:
+    def _np_scalar(self, value: np.generic, depth: int) -> Any:  # noqa: ARG002
         if value.dtype.hasobject:
             return self._refuse(value, "a numpy object scalar")
         return {"$npscalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
@@ -233,7 +255,9 @@ class Encoder:
         body: dict[str, Any] = {"cls": path}
         base = _data_base(cls)
         if base is dict:
-            body["items"] = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in dict.items(value)]
+            body["items"] = [
+                [self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in dict.items(value)
+            ]
         elif base in (list, tuple, set, frozenset):
             body["items"] = [self.encode(item, depth + 1) for item in base.__iter__(value)]
         elif base is not None:
@@ -253,7 +277,11 @@ def _no_object_rule(cls: type, path: str | None) -> str:
     if type(cls).__name__ == "pybind11_type" or issubclass(cls, torch.ScriptObject):
         return "an object of a C++ extension"
     static = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
-    if static is not object and static not in (*_DATA_BASES, collections.OrderedDict, collections.defaultdict):
+    if static is not object and static not in (
+        *_DATA_BASES,
+        collections.OrderedDict,
+        collections.defaultdict,
+    ):
         return f"holds native state of {static.__name__}"
     return ""
 
@@ -274,7 +302,10 @@ def _slots(value: Any) -> dict[str, Any]:
     found = {}
     for cls in type(value).__mro__:
         for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType) and name not in ("__dict__", "__weakref__"):
+            if isinstance(member, types.MemberDescriptorType) and name not in (
+                "__dict__",
+                "__weakref__",
+            ):
                 try:
                     found[name] = member.__get__(value)
                 except AttributeError:
@@ -349,7 +380,10 @@ _BY_BASE: list[tuple[Any, Rule]] = [
         (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc),
         Encoder._named,
     ),
-    ((types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType), Encoder._named),
+    (
+        (types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
+        Encoder._named,
+    ),
     (functools.partial, Encoder._partial),
     (np.generic, Encoder._np_scalar),
     (np.dtype, lambda _e, v, _d: {"$npdtype": v.str}),

@@ -11,7 +11,18 @@ from torch import Tensor
 from modulelens.records import Structure
 from modulelens.tree.encode import Encoder
 
-_TRANSPARENT = {"$tuple", "$set", "$frozenset", "$object", "$structseq", "$tensor", "$parameter", "items", "inner", "parts"}
+_TRANSPARENT = {
+    "$tuple",
+    "$set",
+    "$frozenset",
+    "$object",
+    "$structseq",
+    "$tensor",
+    "$parameter",
+    "items",
+    "inner",
+    "parts",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +73,9 @@ def _name(node: Any, path: str, paths: list[str]) -> None:
                 paths[node[key]] = paths[node[key]] or path
                 return
         for key, item in node.items():
-            _name(item, _step(path, key), paths) if key not in ("$dict", "$odict") else _pairs(item, path, paths)
+            _name(item, _step(path, key), paths) if key not in ("$dict", "$odict") else _pairs(
+                item, path, paths
+            )
 
 
 def _step(path: str, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Importable names: object -> "module:qualname" and back. Knows what may be imported for a record."""
+"""Objects <-> importable names. Knows what may be imported for a record."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ ALLOWED_PACKAGES = frozenset(
 
 #: The only builtins that a record may name: they make or measure values, and touch nothing else.
 _SAFE_BUILTINS = frozenset(
-    "abs all any bool bytes complex dict float frozenset int len list max min object pow range"
-    " reversed round set slice sorted str sum tuple type zip Exception NoneType".split()
+    {"abs", "all", "any", "bool", "bytes", "complex", "dict", "float", "frozenset", "int", "len"}
+    | {"list", "max", "min", "object", "pow", "range", "reversed", "round", "set", "slice"}
+    | {"sorted", "str", "sum", "tuple", "type", "zip", "Exception"}
 )
 _BUILTIN_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "math", "operator", "builtins")
 

@@ -73,7 +73,7 @@ def encode_special(tensor: Tensor, tensor_json: EncodeTensor, encode: Encode) ->
     if isinstance(tensor, torch.nn.Parameter):
         base["parameter"] = True
     if type(tensor) not in PLAIN_TYPES:
-        return _encode_subclass(tensor, base, tensor_json, encode)
+        return _encode_subclass(tensor, base, encode)
     plain = tensor.detach()
     if plain.is_nested:
         return {"$nested": base | {"parts": [tensor_json(t) for t in plain.unbind()]}}
@@ -115,23 +115,29 @@ def _quantized(tensor: Tensor, tensor_json: EncodeTensor) -> dict[str, Any]:
     }
 
 
-def _encode_subclass(
-    tensor: Tensor, base: dict[str, Any], tensor_json: EncodeTensor, encode: Encode
-) -> Any:
+def _encode_subclass(tensor: Tensor, base: dict[str, Any], encode: Encode) -> Any:
     cls = type(tensor)
     path = path_of(cls)
     if path is None:
-        raise NotRebuildable(f"tensor class {cls.__qualname__} has no importable name", reason="tensor_subclass")
+        raise NotRebuildable(
+            f"tensor class {cls.__qualname__} has no importable name", reason="tensor_subclass"
+        )
     if hasattr(tensor, "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()
         shape, stride = _ints(tensor.shape), _ints(tensor.stride())
         inner = {name: encode(getattr(tensor, name).detach()) for name in names}
         extra = {"inner": inner, "context": encode(context), "shape": shape, "stride": stride}
         return {"$subclass": base | {"cls": path} | extra}
-    if cls.__torch_function__ is torch._C._disabled_torch_function_impl or not hasattr(tensor, "as_subclass"):
-        raise NotRebuildable(f"tensor class {path} has no __tensor_flatten__", reason="tensor_subclass")
+    if cls.__torch_function__ is torch._C._disabled_torch_function_impl or not hasattr(
+        tensor, "as_subclass"
+    ):
+        raise NotRebuildable(
+            f"tensor class {path} has no __tensor_flatten__", reason="tensor_subclass"
+        )
     plain = tensor.detach().as_subclass(torch.Tensor)
-    return {"$astensor": base | {"cls": path, "data": encode(plain), "vars": encode(dict(vars(tensor)))}}
+    return {
+        "$astensor": base | {"cls": path, "data": encode(plain), "vars": encode(dict(vars(tensor)))}
+    }
 
 
 def _ints(sizes: Any) -> list[int | None]:
@@ -158,7 +164,9 @@ def _nested(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
 def _sparse(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
     shape, values = tuple(body["shape"]), decode(body["values"])
     if body["layout"] == "coo":
-        made = torch.sparse_coo_tensor(decode(body["indices"]), values, shape, check_invariants=True)
+        made = torch.sparse_coo_tensor(
+            decode(body["indices"]), values, shape, check_invariants=True
+        )
         return made._coalesced_(bool(body["coalesced"]))
     layout = _LAYOUTS[body["layout"]]
     outer, inner = decode(body["outer"]), decode(body["inner"])
@@ -187,12 +195,13 @@ def _subclass(body: dict[str, Any], decode: Encode, importer: Importer) -> Tenso
         # Its symbolic size belongs to one process: torch makes a new one from the offsets.
         from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
 
-        return nested_view_from_values_offsets_lengths(
+        made: Tensor = nested_view_from_values_offsets_lengths(
             inner["_values"],
             inner["_offsets"],
             inner.get("_lengths"),
             ragged_idx=context["ragged_idx"],
         )
+        return made
     return cls.__tensor_unflatten__(inner, context, tuple(body["shape"]), tuple(body["stride"]))  # type: ignore[no-any-return,attr-defined]
 
 
