@@ -291,7 +291,7 @@ def test_an_argument_that_cannot_be_copied_is_named():
         run.forward()
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage")
 def test_special_tensors_are_copied():
     sparse = torch.eye(3).to_sparse()
     quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)

@@ -26,10 +26,15 @@ _FEWEST = 3
 #: Fewest values whose median has a 95 % confidence interval at all.
 _FOR_INTERVAL = 6
 _RESAMPLES = 1000
+_MOST_BLOCKS = 1000
 
 
 def trial_of(run: Run, *, backward: bool = False) -> Trial:
-    """Forward, or forward and backward, of a run; use it inside `with run:`."""
+    """Forward, or forward and backward, of a run.
+
+    Use it inside `with run:`; outside, each timed run opens and closes the scope itself, which
+    costs some 0.1 ms.
+    """
 
     def prepare() -> Callable[[], object]:
         run.fresh()
@@ -60,8 +65,8 @@ def benchmark(
     label: str,
     budget_s: float = 3.0,
     precision: float = 0.02,
-    min_runs: int = 7,
-    max_runs: int = 2000,
+    runs: tuple[int, int] = (7, 2000),
+    device: str = "cpu",
     progress: Callable[[float], None] | None = None,
 ) -> Measurement:
     """Times a trial until the median is known well enough, or the budget is spent.
@@ -73,24 +78,24 @@ def benchmark(
             even where it does not suffice.
         precision: Stop when the 95 % confidence interval of the median is narrower than this
             share of it.
-        min_runs: Fewest runs before `precision` may end it.
-        max_runs: Most timed runs.
+        runs: Fewest timed runs before `precision` may end it, and most.
+        device: Where it runs: a CUDA device is synchronised around each run.
         progress: Told the share of the budget that is spent.
     """
     end = time.perf_counter() + budget_s
     with _quiet():
-        warm = _warm_up(trial, end - 0.5 * budget_s)
+        warm = _warm_up(trial, device, end - 0.5 * budget_s)
         times: list[float] = []
-        while len(times) < max_runs:
+        while len(times) < runs[1]:
             left = end - time.perf_counter()
             if progress is not None:
                 progress(min(1.0, 1 - left / budget_s))
             if len(times) >= _FEWEST and left <= 0:
                 break
-            if len(times) >= min_runs and _precise(times, precision):
+            if len(times) >= runs[0] and _precise(times, precision):
                 break
-            times.append(_timed(trial))
-    return _measurement(label, times, warm)
+            times.append(_timed(trial, device))
+    return _measurement(label, times, warm, device)
 
 
 def compare_speed(
@@ -100,7 +105,7 @@ def compare_speed(
     labels: tuple[str, str] = ("original", "candidate"),
     budget_s: float = 6.0,
     precision: float = 0.02,
-    max_blocks: int = 1000,
+    device: str = "cpu",
     progress: Callable[[float], None] | None = None,
 ) -> Comparison:
     """Times two trials side by side, in blocks of one run each in random order.
@@ -113,8 +118,8 @@ def compare_speed(
     trials = original, candidate
     times: tuple[list[float], list[float]] = [], []
     with _quiet():
-        warm = [_warm_up(trial, time.perf_counter() + 0.2 * budget_s) for trial in trials]
-        while len(times[0]) < max_blocks:
+        warm = [_warm_up(t, device, time.perf_counter() + 0.2 * budget_s) for t in trials]
+        while len(times[0]) < _MOST_BLOCKS:
             left = end - time.perf_counter()
             if progress is not None:
                 progress(min(1.0, 1 - left / budget_s))
@@ -123,12 +128,12 @@ def compare_speed(
             if len(times[0]) >= _FOR_INTERVAL and _precise(_ratios(*times), precision):
                 break
             for which in order.sample((0, 1), 2):
-                times[which].append(_timed(trials[which]))
+                times[which].append(_timed(trials[which], device))
     speedup, interval, verdict = judge_speed(*times)
     notes = () if verdict != "undecided" else (_why_undecided(len(times[0])),)
     return Comparison(
-        original=_measurement(labels[0], times[0], warm[0]),
-        candidate=_measurement(labels[1], times[1], warm[1]),
+        original=_measurement(labels[0], times[0], warm[0], device),
+        candidate=_measurement(labels[1], times[1], warm[1], device),
         speedup=speedup,
         interval=interval,
         verdict=verdict,
@@ -173,30 +178,30 @@ def _precise(values: Sequence[float], precision: float) -> bool:
     return high - low <= precision * statistics.median(values)
 
 
-def _warm_up(trial: Trial, until: float) -> list[float]:
+def _warm_up(trial: Trial, device: str, until: float) -> list[float]:
     """At least two runs, then until a run is no longer clearly faster than all before it."""
-    times = [_timed(trial), _timed(trial)]
+    times = [_timed(trial, device), _timed(trial, device)]
     while len(times) < _MAX_WARMUP and time.perf_counter() < until:
         if times[-1] > 0.95 * min(times[:-1]):
             break
-        times.append(_timed(trial))
+        times.append(_timed(trial, device))
     return times
 
 
-def _timed(trial: Trial) -> float:
+def _timed(trial: Trial, device: str) -> float:
     run = trial()
-    _synchronise()
+    _synchronise(device)
     start = time.perf_counter_ns()
     result = run()
-    _synchronise()
+    _synchronise(device)
     end = time.perf_counter_ns()
     del result
     return (end - start) * 1e-9
 
 
-def _synchronise() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+def _synchronise(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
 
 
 @contextmanager
@@ -212,7 +217,7 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def _measurement(label: str, times: list[float], warm: list[float]) -> Measurement:
+def _measurement(label: str, times: list[float], warm: list[float], device: str) -> Measurement:
     notes = []
     if statistics.median(times) < _SHORT_S:
         resolution = time.get_clock_info("perf_counter").resolution
@@ -227,6 +232,7 @@ def _measurement(label: str, times: list[float], warm: list[float]) -> Measureme
         times_s=tuple(times),
         first_s=warm[0],
         warmup=len(warm),
+        device=device,
         num_threads=torch.get_num_threads(),
         interval_s=median_interval(times),
         notes=tuple(notes),

@@ -130,8 +130,9 @@ class Run:
         return None
 
     def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients after `backward`: of parameters by name, of inputs by leaf path."""
-        named = self.owner.named_parameters() if self.owner is not None else ()
+        """Gradients after `backward`: of parameters by every name, of inputs by leaf path."""
+        owner = self.owner
+        named = owner.named_parameters(remove_duplicate=False) if owner is not None else ()
         parameters = {name: p.grad for name, p in named if p.grad is not None}
         inputs = {path: leaf.grad for path, leaf in self._leaves.items() if leaf.grad is not None}
         return parameters, inputs
@@ -202,4 +203,4 @@ def _backward_totals(leaves: list[Tensor], totals: Sequence[Tensor | None]) -> N
 
 
 def _replace_gradient(leaf: Tensor, total: Tensor) -> Any:
-    return leaf.register_hook(lambda _: total)  # type: ignore[no-untyped-call]
+    return leaf.register_hook(lambda _: total)

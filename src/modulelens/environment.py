@@ -1,0 +1,129 @@
+"""The machine, the software and the repository of this process -> `Environment`.
+
+Reads what is loaded already: it imports no torch and starts no device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from modulelens.records import Environment
+
+_GIT_TIMEOUT_S = 5.0
+_MOST_PACKAGES = 256
+
+
+def read_environment() -> Environment:
+    """The environment now. What cannot change within a process is read once."""
+    cwd = str(Path.cwd())
+    commit, dirty, root = _git(cwd)
+    rank, world_size = _rank()
+    return Environment(
+        python=platform.python_version(),
+        torch=_torch_version(),
+        platform=_platform(),
+        cpu=_cpu(),
+        devices=_devices(),
+        packages=_packages(),
+        git_commit=commit,
+        git_dirty=dirty,
+        git_root=root,
+        command=tuple(sys.argv),
+        cwd=cwd,
+        hostname=socket.gethostname(),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def _torch_version() -> str:
+    torch = sys.modules.get("torch")
+    return str(torch.__version__) if torch is not None else _version("torch")
+
+
+@functools.cache
+def _platform() -> str:
+    return platform.platform()
+
+
+@functools.cache
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _devices() -> tuple[str, ...]:
+    """Names of the CUDA devices, where this process uses CUDA already."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    return tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the top-level packages that are loaded and are not Python's own."""
+    loaded = sorted({name.partition(".")[0] for name in list(sys.modules)})
+    foreign = [n for n in loaded if n not in sys.stdlib_module_names and not n.startswith("_")]
+    versions = {name: _version(name) for name in foreign}
+    known = {name: version for name, version in versions.items() if version}
+    return dict(list(known.items())[:_MOST_PACKAGES])
+
+
+@functools.cache
+def _version(name: str) -> str:
+    """By the distribution of the same name, else what the module says of itself, else nothing."""
+    try:
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        own = getattr(sys.modules.get(name), "__version__", "")
+        return str(own) if isinstance(own, str) else ""  # torch gives a subclass of str
+
+
+@functools.cache
+def _git(folder: str) -> tuple[str, bool, str]:
+    """Commit, whether tracked files differ from it, and top folder; empty outside a repository."""
+    head = _run_git(folder, "rev-parse", "--show-toplevel", "HEAD").split("\n")
+    if len(head) < 2:
+        return "", False, ""
+    dirty = bool(_run_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    return head[1], dirty, head[0]
+
+
+def _run_git(folder: str, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # status must not write to the index
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _rank() -> tuple[int, int]:
+    """Rank and world size: of the process group, else as `torchrun` sets them."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else default
