@@ -73,7 +73,7 @@ def _devices() -> tuple[str, ...]:
 
 def _packages() -> dict[str, str]:
     """Versions of the top-level packages that are loaded and are not Python's own."""
-    loaded = sorted({name.partition(".")[0] for name in list(sys.modules)})
+    loaded = sorted(name for name in list(sys.modules) if "." not in name)
     foreign = [n for n in loaded if n not in sys.stdlib_module_names and not n.startswith("_")]
     versions = {name: _version(name) for name in foreign}
     known = {name: version for name, version in versions.items() if version}

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 
-import torch
-
 from modulelens.errors import NotFound
 
 calls = 0
@@ -66,14 +64,20 @@ def not_found():
 
 
 def not_json():
+    import torch
+
     return torch.ones(1)
 
 
 def eats_memory():
+    import torch
+
     return float(torch.ones(500_000_000).sum())
 
 
 def threads():
+    import torch
+
     # Large enough for torch to use its thread pool.
     torch.randn(300, 300) @ torch.randn(300, 300)
     return [torch.ones(1_000_000).sum().item(), torch.get_num_threads()]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from modulelens.context import RngWatch
+from modulelens.context import RngWatch, read_ambient
 from modulelens.measure.benchmark import (
     backward_trial,
     benchmark,
@@ -20,6 +20,7 @@ from modulelens.measure.benchmark import (
     trial_of,
 )
 from modulelens.measure.run import Run
+from modulelens.records import Ambient
 
 
 def sleeping(seconds, prepare=0.0, log=None):
@@ -67,7 +68,7 @@ def test_the_budget_ends_a_slow_trial_and_says_so():
 def test_a_steady_trial_ends_before_its_budget():
     times = iter(range(10**6))
     measured = benchmark(
-        lambda: lambda: next(times), label="x", budget_s=30, precision=5.0, runs=(7, 99)
+        lambda: lambda: next(times), label="x", budget_s=30, precision=5.0, min_runs=7
     )
     assert len(measured.times_s) == 7
     assert any("us" in note for note in measured.notes)
@@ -75,7 +76,7 @@ def test_a_steady_trial_ends_before_its_budget():
 
 def test_collection_is_off_inside_and_as_before_after():
     inside = []
-    benchmark(lambda: lambda: inside.append(gc.isenabled()), label="x", budget_s=0.05, runs=(7, 9))
+    benchmark(lambda: lambda: inside.append(gc.isenabled()), label="x", budget_s=0.05, max_runs=9)
     assert set(inside) == {False}
     assert gc.isenabled()
 
@@ -157,8 +158,38 @@ def test_every_timed_run_starts_from_the_same_state():
     module.register_forward_hook(lambda m, args, out: spy.append((list(m.seen), args[0].sum())))
     run = Run(module, (torch.zeros(3, 4),))
     with run:
-        benchmark(trial_of(run), label="x", budget_s=0.05, runs=(7, 8))
-        benchmark(trial_of(run, backward=True), label="x", budget_s=0.05, runs=(7, 8))
-        benchmark(backward_trial(run), label="x", budget_s=0.05, runs=(7, 8))
+        benchmark(trial_of(run), label="x", budget_s=0.05, max_runs=8)
+        benchmark(trial_of(run, backward=True), label="x", budget_s=0.05, max_runs=8)
+        benchmark(backward_trial(run), label="x", budget_s=0.05, max_runs=8)
     assert all(seen == [0] and total == 12 for seen, total in spy)
     assert module.norm.weight.grad is not None
+
+
+def test_a_runs_scope_is_outside_the_timed_part():
+    context = Ambient(num_threads=2, grad_enabled=False)
+    before = read_ambient()
+    outside = Run(nn.Identity(), (torch.ones(1),), context=context)
+    measured = benchmark(trial_of(outside), label="x", budget_s=0.3)
+    with outside:
+        inside = benchmark(trial_of(outside), label="x", budget_s=0.3)
+        assert outside.entered
+    assert measured.median_s < 4 * inside.median_s
+    assert (measured.num_threads, measured.device, measured.backward) == (2, "cpu", False)
+    assert read_ambient() == before
+
+
+def test_two_runs_keep_their_own_contexts():
+    seen = set()
+
+    def run_with(threads):
+        def forward(x):
+            seen.add((threads, torch.get_num_threads()))
+            return x
+
+        return Run(forward, (torch.ones(1),), context=Ambient(num_threads=threads))
+
+    same = trial_of(run_with(1))
+    compare_speed(same, trial_of(run_with(2)), budget_s=0.2)
+    assert seen == {(1, 1), (2, 2)}
+    result = compare_speed(same, same, budget_s=0.2)
+    assert result.interval[0] <= result.speedup <= result.interval[1]

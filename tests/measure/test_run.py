@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -113,6 +116,65 @@ def test_module_state_starts_over(cow):
     assert module.weight.requires_grad
     assert module.weight.tolist() == [1, 1, 1]
     assert module.replaced.tolist() == [1, 1]
+
+
+class Plain:
+    def __init__(self):
+        self.calls = 0
+
+
+class HasManyObjects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = Plain()
+        self.namespace = types.SimpleNamespace(calls=0)
+        self.lock = threading.Lock()
+        self.logger = logging.getLogger("modulelens.test")
+        self.compiled = torch.compile(lambda x: x, backend="eager")
+
+    def forward(self, x):
+        self.own.calls += 1
+        self.namespace.calls += 1
+        self.logger.seen = True
+        return x + self.own.calls + self.namespace.calls
+
+
+def test_plain_objects_start_over_and_pythons_own_are_left_alone():
+    module = HasManyObjects()
+    run = Run(module, (torch.ones(1),))
+    assert torch.equal(*run_twice(run))
+    assert module.own.calls == 1
+    assert module.logger.seen
+    del module.logger.seen
+
+
+def test_hooks_of_the_forward_do_not_pile_up():
+    class Hooks(nn.Module):
+        def forward(self, x):
+            self.register_forward_hook(lambda m, a, out: out + 1)
+            return x
+
+    module = Hooks()
+    run = Run(module, (torch.ones(1),))
+    assert torch.equal(*run_twice(run))
+    run.fresh()
+    assert not module._forward_hooks
+
+
+class ChangesItsWeight(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        with torch.no_grad():
+            self.weight.mul_(2)
+        return out
+
+
+def test_casts_of_the_last_runs_weights_are_not_used_again():
+    run = Run(ChangesItsWeight(4, 4), (torch.randn(2, 4),), context=CONTEXTS["autocast"])
+    with run:
+        first, second = run_twice(run)
+    assert first.dtype is torch.bfloat16
+    assert torch.equal(first, second)
 
 
 def test_objects_keep_their_identity_and_ties_stay():

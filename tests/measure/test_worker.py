@@ -131,13 +131,14 @@ def test_memory_is_limited():
         assert worker.call("foreign:add", {"a": 1, "b": 1}) == {"sum": 2}
 
 
-def test_a_killed_worker_is_replaced(worker):
-    worker.call("foreign:add", {"a": 1, "b": 1})
-    first = worker.pid
-    os.kill(first, signal.SIGKILL)
-    assert gone(first)
-    assert worker.call("foreign:add", {"a": 1, "b": 1}) == {"sum": 2}
-    assert worker.pid != first
+def test_a_killed_worker_is_replaced():
+    with Worker(path=[HERE], preload=()) as worker:
+        worker.call("foreign:add", {"a": 1, "b": 1})
+        first = worker.pid
+        os.kill(first, signal.SIGKILL)
+        assert gone(first)
+        assert worker.call("foreign:add", {"a": 1, "b": 1}) == {"sum": 2}
+        assert worker.pid != first
 
 
 def test_a_broken_interpreter_is_named():

@@ -11,7 +11,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from modulelens.measure.run import Run
 from modulelens.records import Comparison, Measurement
 
 Trial = Callable[[], Callable[[], object]]
+_cuda: Any = torch.cuda
 
 _MAX_WARMUP = 12
 _SHORT_S = 50e-6
@@ -29,34 +32,50 @@ _RESAMPLES = 1000
 _MOST_BLOCKS = 1000
 
 
-def trial_of(run: Run, *, backward: bool = False) -> Trial:
-    """Forward, or forward and backward, of a run.
+@dataclass(frozen=True)
+class RunTrial:
+    """A run as a trial. The run's scope is entered and left outside the timed part.
 
-    Use it inside `with run:`; outside, each timed run opens and closes the scope itself, which
-    costs some 0.1 ms.
+    `part` is "forward", "backward" (the forward then belongs to the preparation), or "both".
     """
 
-    def prepare() -> Callable[[], object]:
-        run.fresh()
-        return step if backward else run.forward
+    run: Run
+    part: str
 
-    def step() -> object:
-        output = run.forward()
-        run.backward(output)
+    def __call__(self) -> Callable[[], object]:
+        """Starts the run over, and returns what is to be timed."""
+        self.run.fresh()
+        if self.part == "forward":
+            return self.run.forward
+        if self.part == "both":
+            return self._step
+        output = self.run.forward()
+        return lambda: self.run.backward(output)
+
+    def _step(self) -> object:
+        output = self.run.forward()
+        self.run.backward(output)
         return output
 
-    return prepare
+    def scope(self) -> AbstractContextManager[object]:
+        """The run's scope; nothing where it is entered already."""
+        return nullcontext() if self.run.entered else self.run
+
+    @property
+    def threads(self) -> int:
+        """Threads that the run computes with."""
+        context = self.run.context
+        return context.num_threads if context is not None else torch.get_num_threads()
 
 
-def backward_trial(run: Run) -> Trial:
-    """The backward alone: the forward belongs to the preparation. Use it inside `with run:`."""
+def trial_of(run: Run, *, backward: bool = False) -> RunTrial:
+    """Forward, or forward and backward, of a run."""
+    return RunTrial(run, "both" if backward else "forward")
 
-    def prepare() -> Callable[[], object]:
-        run.fresh()
-        output = run.forward()
-        return lambda: run.backward(output)
 
-    return prepare
+def backward_trial(run: Run) -> RunTrial:
+    """The backward alone."""
+    return RunTrial(run, "backward")
 
 
 def benchmark(
@@ -65,8 +84,8 @@ def benchmark(
     label: str,
     budget_s: float = 3.0,
     precision: float = 0.02,
-    runs: tuple[int, int] = (7, 2000),
-    device: str = "cpu",
+    min_runs: int = 7,
+    max_runs: int = 2000,
     progress: Callable[[float], None] | None = None,
 ) -> Measurement:
     """Times a trial until the median is known well enough, or the budget is spent.
@@ -78,24 +97,24 @@ def benchmark(
             even where it does not suffice.
         precision: Stop when the 95 % confidence interval of the median is narrower than this
             share of it.
-        runs: Fewest timed runs before `precision` may end it, and most.
-        device: Where it runs: a CUDA device is synchronised around each run.
+        min_runs: Fewest timed runs before `precision` may end it.
+        max_runs: Most timed runs.
         progress: Told the share of the budget that is spent.
     """
-    end = time.perf_counter() + budget_s
     with _quiet():
-        warm = _warm_up(trial, device, end - 0.5 * budget_s)
+        end = time.perf_counter() + budget_s
+        warm = _warm_up(trial, end - 0.5 * budget_s)
         times: list[float] = []
-        while len(times) < runs[1]:
+        while len(times) < max_runs:
             left = end - time.perf_counter()
             if progress is not None:
                 progress(min(1.0, 1 - left / budget_s))
             if len(times) >= _FEWEST and left <= 0:
                 break
-            if len(times) >= runs[0] and _precise(times, precision):
+            if len(times) >= min_runs and _precise(times, precision):
                 break
-            times.append(_timed(trial, device))
-    return _measurement(label, times, warm, device)
+            times.append(_timed(trial))
+    return _measurement(label, times, warm, trial)
 
 
 def compare_speed(
@@ -105,7 +124,6 @@ def compare_speed(
     labels: tuple[str, str] = ("original", "candidate"),
     budget_s: float = 6.0,
     precision: float = 0.02,
-    device: str = "cpu",
     progress: Callable[[float], None] | None = None,
 ) -> Comparison:
     """Times two trials side by side, in blocks of one run each in random order.
@@ -113,12 +131,12 @@ def compare_speed(
     The order is drawn from a private generator. `speedup` is the median over the blocks'
     ratios; the measuring stops at a precision, never because of what it shows so far.
     """
-    end = time.perf_counter() + budget_s
     order = random.Random(0)
     trials = original, candidate
     times: tuple[list[float], list[float]] = [], []
     with _quiet():
-        warm = [_warm_up(t, device, time.perf_counter() + 0.2 * budget_s) for t in trials]
+        end = time.perf_counter() + budget_s
+        warm = [_warm_up(t, time.perf_counter() + 0.2 * budget_s) for t in trials]
         while len(times[0]) < _MOST_BLOCKS:
             left = end - time.perf_counter()
             if progress is not None:
@@ -128,12 +146,12 @@ def compare_speed(
             if len(times[0]) >= _FOR_INTERVAL and _precise(_ratios(*times), precision):
                 break
             for which in order.sample((0, 1), 2):
-                times[which].append(_timed(trials[which], device))
+                times[which].append(_timed(trials[which]))
     speedup, interval, verdict = judge_speed(*times)
     notes = () if verdict != "undecided" else (_why_undecided(len(times[0])),)
     return Comparison(
-        original=_measurement(labels[0], times[0], warm[0], device),
-        candidate=_measurement(labels[1], times[1], warm[1], device),
+        original=_measurement(labels[0], times[0], warm[0], original),
+        candidate=_measurement(labels[1], times[1], warm[1], candidate),
         speedup=speedup,
         interval=interval,
         verdict=verdict,
@@ -178,30 +196,31 @@ def _precise(values: Sequence[float], precision: float) -> bool:
     return high - low <= precision * statistics.median(values)
 
 
-def _warm_up(trial: Trial, device: str, until: float) -> list[float]:
+def _warm_up(trial: Trial, until: float) -> list[float]:
     """At least two runs, then until a run is no longer clearly faster than all before it."""
-    times = [_timed(trial, device), _timed(trial, device)]
+    times = [_timed(trial), _timed(trial)]
     while len(times) < _MAX_WARMUP and time.perf_counter() < until:
         if times[-1] > 0.95 * min(times[:-1]):
             break
-        times.append(_timed(trial, device))
+        times.append(_timed(trial))
     return times
 
 
-def _timed(trial: Trial, device: str) -> float:
-    run = trial()
-    _synchronise(device)
-    start = time.perf_counter_ns()
-    result = run()
-    _synchronise(device)
-    end = time.perf_counter_ns()
-    del result
+def _timed(trial: Trial) -> float:
+    with trial.scope() if isinstance(trial, RunTrial) else nullcontext():
+        run = trial()
+        _synchronise()
+        start = time.perf_counter_ns()
+        result = run()
+        _synchronise()
+        end = time.perf_counter_ns()
+        del result
     return (end - start) * 1e-9
 
 
-def _synchronise(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+def _synchronise() -> None:
+    if _cuda.is_initialized():
+        _cuda.synchronize()
 
 
 @contextmanager
@@ -217,7 +236,7 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def _measurement(label: str, times: list[float], warm: list[float], device: str) -> Measurement:
+def _measurement(label: str, times: list[float], warm: list[float], trial: Trial) -> Measurement:
     notes = []
     if statistics.median(times) < _SHORT_S:
         resolution = time.get_clock_info("perf_counter").resolution
@@ -227,13 +246,15 @@ def _measurement(label: str, times: list[float], warm: list[float], device: str)
         )
     if len(times) < _FOR_INTERVAL:
         notes.append(f"only {len(times)} runs fit into the budget")
+    known = trial if isinstance(trial, RunTrial) else None
     return Measurement(
         label=label,
         times_s=tuple(times),
         first_s=warm[0],
         warmup=len(warm),
-        device=device,
-        num_threads=torch.get_num_threads(),
+        backward=known is not None and known.part != "forward",
+        device=str(known.run.device) if known else "cpu",
+        num_threads=known.threads if known else torch.get_num_threads(),
         interval_s=median_interval(times),
         notes=tuple(notes),
     )

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from modulelens.measure.run import Run
-from modulelens.measure.state import ModuleState
 from modulelens.tree import flatten
 
 
@@ -35,7 +34,7 @@ def saved_activations(run: Run) -> tuple[int, Any]:
             kept[storage._cdata] = weakref.ref(storage), storage.nbytes()
         return tensor.detach()
 
-    before = [*ModuleState(run.owner).tensors, *flatten(run.inputs).tensors]
+    before = [*run.tensors, *flatten(run.inputs).tensors]
     resident = {t.untyped_storage()._cdata for t in before if t.layout is torch.strided}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = run.forward()

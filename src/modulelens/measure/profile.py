@@ -50,13 +50,11 @@ def profile(
             notes.append("no output requires grad: there is no backward")
         output_bytes = bytes_of(outputs)
         del output, outputs
-        share, device = budget_s / (2 if backward else 1), str(run.device)
-        forward = benchmark(trial_of(run), label="forward", budget_s=share, device=device)
+        share = budget_s / (2 if backward else 1)
+        forward = benchmark(trial_of(run), label="forward", budget_s=share)
         back = None
         if backward:
-            trial = backward_trial(run)
-            back = benchmark(trial, label="backward", budget_s=share, device=device)
-        threads = torch.get_num_threads()
+            back = benchmark(backward_trial(run), label="backward", budget_s=share)
     flops = count_flops(run, backward=backward)
     with run:
         ops, peak = _operators(run, flops, backward=backward, trace_file=trace_file)
@@ -76,8 +74,8 @@ def profile(
         output_bytes=output_bytes,
         saved_bytes=saved,
         peak_bytes=peak,
-        device=device,
-        num_threads=threads,
+        device=forward.device,
+        num_threads=forward.num_threads,
         ops=ops,
         trace_file=trace_file or "",
         notes=(*notes, *forward.notes),

@@ -24,7 +24,8 @@ class Run:
 
     Use it as a scope: inside `with run:` the ambient state holds, `fresh` sets the random streams,
     and at the end switches and streams of the process are what they were. Outside, `forward` and
-    `backward` open the scope for their own length.
+    `backward` open the scope for their own length. What changed on the module after `Run` was
+    made, a hook included, is gone after `fresh`.
 
     Args:
         module: An `nn.Module`, one of its methods, or any callable.
@@ -57,11 +58,21 @@ class Run:
         return owner if isinstance(owner, nn.Module) else None
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """The module's own tensors: parameters, buffers and plain attributes."""
+        return self._state.tensors
+
+    @property
     def device(self) -> torch.device:
         """Where it runs: the first accelerator among state and inputs, else the CPU."""
         tensors = [*self._state.tensors, *flatten((self.args, self.kwargs)).tensors]
         kinds = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
         return next(kinds, torch.device("cpu"))
+
+    @property
+    def entered(self) -> bool:
+        """Whether the scope is open."""
+        return self._scope is not None
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -92,6 +103,7 @@ class Run:
         Raises:
             UsageError: An argument cannot be copied.
         """
+        torch.clear_autocast_cache()  # as at the start of a step: casts of the last run's weights
         self._state.restore()
         self._inputs, self._leaves = self._copy_inputs()
         if self._scope is not None and self.rng is not None:

@@ -7,6 +7,7 @@ same memory, which is also how an untouched storage is recognised at no cost.
 from __future__ import annotations
 
 import collections
+import sys
 import types
 from typing import Any
 
@@ -18,13 +19,6 @@ from modulelens.tree import flatten, is_plain
 _MAX_DEPTH = 8
 _address: Any = getattr(torch._C, "_data_address")  # noqa: B009 - missing in torch's stubs
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
-_NOT_STATE = (
-    type,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-)
 
 
 class ModuleState:
@@ -32,7 +26,8 @@ class ModuleState:
 
     Covers the whole subtree: parameters, buffers, plain tensor attributes, `training` flags,
     attributes that were added, removed or replaced, the content of lists, dicts, sets and plain
-    objects hanging on it, and `torch.Generator`s. Native objects are not covered.
+    objects hanging on it, hooks, and `torch.Generator`s. Native objects, and those of Python's and
+    torch's own classes, are not covered.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -78,9 +73,7 @@ class ModuleState:
                 self._walk(item, depth + 1)
         elif isinstance(value, torch.Generator):
             self._generators.append((value, value.get_state()))
-        elif not isinstance(value, _NOT_STATE) and isinstance(
-            getattr(value, "__dict__", None), dict
-        ):
+        elif _is_plain_object(value):
             self._keep(vars(value), depth)
 
     def _keep(self, container: Any, depth: int) -> None:
@@ -108,6 +101,15 @@ class ModuleState:
         except RuntimeError:  # memory that torch does not own: numpy's, a mapped file's
             snapshot = live.clone()
         self._storages[storage._cdata] = live, snapshot
+
+
+def _is_plain_object(value: Any) -> bool:
+    """An instance of somebody's own class. Python's and torch's own hold locks, caches, handles."""
+    package = type(value).__module__.partition(".")[0]
+    own = package != "torch" and package not in sys.stdlib_module_names
+    return (own or isinstance(value, types.SimpleNamespace)) and isinstance(
+        getattr(value, "__dict__", None), dict
+    )
 
 
 def _refill(container: Any, saved: Any) -> None:
