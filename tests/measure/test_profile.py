@@ -107,6 +107,18 @@ def test_a_profile_is_complete_and_leaves_the_module_alone(tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+@torch.library.custom_op("lens_test::doubled", mutates_args=())
+def doubled(a: torch.Tensor) -> torch.Tensor:
+    return a * 2
+
+
+def test_an_operator_of_another_library_is_unknown_in_its_row_too():
+    found = profile(Run(lambda x: doubled(x), (torch.ones(3),)), budget_s=0.05)
+    assert found.flops_unknown == {"lens_test::doubled": 1}
+    assert not found.flops_complete
+    assert {row.flops for row in found.ops if row.name == "lens_test::doubled"} == {None}
+
+
 def test_peak_holds_what_is_alive_at_once():
     def forward(x):
         for _ in range(5):

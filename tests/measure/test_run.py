@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import random
 import threading
@@ -175,6 +176,25 @@ def test_casts_of_the_last_runs_weights_are_not_used_again():
         first, second = run_twice(run)
     assert first.dtype is torch.bfloat16
     assert torch.equal(first, second)
+
+
+class WritesBehindTorchsBack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.a, self.b = torch.zeros(4), torch.zeros(4)
+
+    def forward(self, x):
+        self.weight.detach().numpy()[0] += 1
+        ctypes.c_float.from_address(self.a.data_ptr()).value += 1
+        torch.from_dlpack(self.b)[1] += 5
+        return x + self.weight + self.a + self.b
+
+
+def test_writes_through_foreign_pointers_are_undone():
+    run = Run(WritesBehindTorchsBack(), (torch.zeros(4),))
+    first, second = run_twice(run)
+    assert first.tolist() == second.tolist() == [3, 6, 1, 1]
 
 
 def test_objects_keep_their_identity_and_ties_stay():
