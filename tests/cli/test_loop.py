@@ -120,40 +120,31 @@ def test_what_was_traced_is_listed_and_shown(project: Path) -> None:
 
 def test_a_rebuild_is_exact_and_an_edit_is_caught(project: Path) -> None:
     assert answer(project, "check", "tower/gate", "--backward")["status"] == "EXACT"
-    caught = lens(project, "check", "tower/gate", "wrong.py:Edited")
-    assert caught.code == 4
-    assert caught.out.startswith("MISMATCH_VALUE")
-    assert "output: " in caught.out
-    assert "abs" in caught.out
     data = answer(project, "check", "tower/gate", "wrong.py:Edited", code=4)
     assert data["status"] == "MISMATCH_VALUE"
-    data = answer(project, "check", "tower/gate", "right.py:Edited", "--backward")
-    assert data["status"] in ("EXACT", "CLOSE")
 
 
 def test_a_broken_or_missing_candidate_is_named(project: Path) -> None:
     (project / "typo.py").write_text("def f(:\n", encoding="utf-8")
     assert lens(project, "check", "tower/gate", "typo.py:f").code == 4
-    assert lens(project, "check", "tower/gate", "absent.py:f").code in (2, 3)
     missing = lens(project, "check", "tower/gate", "right.py:Editd", "--json")
-    assert missing.code in (2, 3)
-    assert "Edited" in missing.json["error"]["did_you_mean"]
+    assert missing.code == 3
+    assert "Editd" in missing.json["error"]["message"]
 
 
 def test_the_original_and_a_candidate_are_measured(project: Path) -> None:
-    data = answer(project, "bench", "tower/gate", "--budget", "0.3", "--out", "times.json")
+    words = ["bench", "tower/gate", "right.py:Edited", "--budget", "0.3", "--out", "times.json"]
+    data = answer(project, *words, "--fail-below", "1000", code=4)
+    assert data["verdict"] in ("faster", "slower", "undecided")
+    assert data["correct"] in ("EXACT", "CLOSE")
     assert data["original"]["median_s"] > 0  # type: ignore[index]
     assert (project / "times.json").stat().st_size > 0
-    words = ["bench", "tower/gate", "right.py:Edited", "--budget", "0.5"]
-    assert answer(project, *words)["verdict"] in ("faster", "slower", "undecided")
-    assert lens(project, *words, "--fail-below", "1000").code == 4
 
 
 def test_a_profile_names_operators(project: Path) -> None:
     data = answer(project, "profile", "tower/gate", "--trace-file", "trace.json")
     assert data["flops_forward"] >= 2 * 8 * 16 * 16  # type: ignore[operator]
     assert (project / "trace.json").stat().st_size > 0
-    assert "OPERATOR" in lens(project, "profile", "tower/gate").out
 
 
 def test_an_export_opens_without_modulelens(project: Path) -> None:
@@ -184,8 +175,9 @@ def test_the_demo_tells_its_story(tmp_path: Path) -> None:
     assert "recorded" in outputs[0]
     assert outputs[2].startswith("EXACT")
     assert outputs[3].startswith("MISMATCH_VALUE")
-    assert "abs" in outputs[3]
-    assert outputs[4].startswith("faster")
+    assert "output: max abs error" in outputs[3]
+    assert "the original's speed" in outputs[4]
+    assert "correctness: CLOSE" in outputs[4]
     assert "OPERATOR" in outputs[5]
-    again = modulelens("check", "ranking/interaction", "--repo", "repo", cwd=tmp_path / "demo")
-    assert again.code == 0
+    again = modulelens("ls", "--repo", "repo", "--json", cwd=tmp_path / "demo")
+    assert again.json["data"]["total"] == 20

@@ -145,11 +145,11 @@ def _train(place: Path, model_class: Callable[[], object]) -> str:
     losses: list[float] = []
     with ml.trace(model, name="ranking", warmup=4, keep=ml.Keep(grads=True)) as trace:
         while not trace.done and len(losses) < 10:
-            dense, ids = torch.randn(256, 13), torch.randint(5000, (12, 256, 4))
-            clicks = torch.randint(2, (256,)).float()
+            dense, ids = torch.randn(128, 13), torch.randint(5000, (8, 128, 4))
+            clicks = torch.randint(2, (128,)).float()
             optimizer.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(model(dense, ids), clicks)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(loss.item())
     entries = ml.Repo(str(place)).add(trace)

@@ -54,7 +54,7 @@ class RankingModel(nn.Module):
     """Dense features and bags of ids in, one logit per row out."""
 
     def __init__(
-        self, dense: int = 13, tables: int = 12, rows: int = 5000, dim: int = 32, hidden: int = 256
+        self, dense: int = 13, tables: int = 8, rows: int = 5000, dim: int = 32, hidden: int = 256
     ) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, dim, mode="sum") for _ in range(tables))

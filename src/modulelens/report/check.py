@@ -12,11 +12,11 @@ _MOST_LEAVES = 20
 def check_report(check: Check, *, name: str) -> str:
     """One line for a pass; the deciding leaf, the others, and the reason for anything else."""
     parts = [f"{check.status.value}  {clean(name)}, call {check.call}: {_summary(check)}"]
-    if check.reason and (check.worst is None or not check.status.passed):
+    if check.worst is None and len(check.reason.splitlines()) > 1:
         parts.append(indent(clean_block(check.reason)))
     differing = [leaf for leaf in check.leaves if leaf.status.value != "EXACT"]
     if differing:
-        parts.append(indent(_leaves(differing)))
+        parts.append(indent(_leaves(differing, check.worst)))
     parts += [f"warning: {clean(text)}" for text in check.warnings]
     return "\n".join(parts)
 
@@ -25,11 +25,14 @@ def worst_line(check: Check) -> str:
     """The leaf that decided, with its error: `output["logits"]: max abs error 0.03 ...`."""
     leaf = check.worst
     if leaf is None:
-        return clean(check.reason) or check.status.value
-    parts = [clean(leaf.message)] if leaf.message else []
-    if leaf.max_abs is not None and "abs" not in leaf.message:
+        # Of a traceback the last line says what happened.
+        return clean((check.reason.splitlines() or [check.status.value])[-1])
+    parts = []
+    if leaf.max_abs is not None:
         parts.append(f"max abs error {error(leaf.max_abs)}, max rel error {error(leaf.max_rel)}")
-    if leaf.mismatched and "differ" not in leaf.message:
+    if leaf.message:
+        parts.append(clean(leaf.message))
+    elif leaf.mismatched:
         parts.append(f"{leaf.mismatched:,} of {leaf.numel:,} values differ")
     return f"{clean(leaf.path)}: {'; '.join(parts) or leaf.status.value}"
 
@@ -43,7 +46,7 @@ def _summary(check: Check) -> str:
     return f"{compared} within bounds, worst {worst_line(check)}"
 
 
-def _leaves(differing: list[LeafCheck]) -> str:
+def _leaves(differing: list[LeafCheck], worst: LeafCheck | None) -> str:
     header = ("LEAF", "STATUS", "MAX ABS", "MAX REL", "x REFERENCE", "DIFFER", "")
     rows = [
         (
@@ -53,7 +56,7 @@ def _leaves(differing: list[LeafCheck]) -> str:
             error(leaf.max_rel),
             error(leaf.error_ratio),
             f"{leaf.mismatched:,}/{leaf.numel:,}" if leaf.numel else "-",
-            leaf.message,
+            "" if leaf is worst else leaf.message,
         )
         for leaf in differing[:_MOST_LEAVES]
     ]
