@@ -224,7 +224,7 @@ class Rebuilder:
 
 
 def _kept_anyway() -> frozenset[str]:
-    from modulelens.tree.encode import SKIPPED_ATTRIBUTES
+    from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
     return frozenset(SKIPPED_ATTRIBUTES)
 

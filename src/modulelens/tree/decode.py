@@ -25,6 +25,7 @@ from torch import Tensor
 
 from modulelens.errors import Corrupted, NotRebuildable
 from modulelens.records import Structure, TensorRef, as_ref
+from modulelens.tree.functions import make_local
 from modulelens.tree.names import Importer
 from modulelens.tree.tensors import SPECIAL_KINDS, decode_special, dtype_of
 
@@ -202,6 +203,14 @@ class Decoder:
             raise NotRebuildable(f"{path} is no function", reason="untrusted_class")
         return found
 
+    def _local(self, body: dict[str, Any]) -> Any:
+        made, cells = make_local(body, self.importer)
+        self._keep(made)
+        for cell, item in zip(cells, body["cells"], strict=True):
+            cell.cell_contents = self.decode(item)
+        made.__defaults__, made.__kwdefaults__ = map(self.decode, body["defaults"])
+        return made
+
     def _method(self, body: list[Any]) -> Any:
         owner, name = self.decode(body[0]), body[1]
         cls = owner if isinstance(owner, type) else type(owner)
@@ -335,6 +344,7 @@ _RULES: dict[str, Callable[[Decoder, Any], Any]] = {
     "$generator": Decoder._generator,
     "$class": lambda d, b: d.importer.get(b),
     "$function": Decoder._function,
+    "$local": Decoder._local,
     "$method": Decoder._method,
     "$partial": _partial,
     "$enum": Decoder._enum,

@@ -26,21 +26,14 @@ import torch
 from torch import Tensor
 
 from modulelens.errors import NotRebuildable
+from modulelens.tree.decode import Opaque
+from modulelens.tree.functions import local_path
 from modulelens.tree.names import display_path, path_of
+from modulelens.tree.objects import attributes_of, data_base, no_object_rule, slots_of
 from modulelens.tree.tensors import dtype_name, encode_special, is_plain
 
-_HEAP_TYPE = 1 << 9
-_DATA_BASES = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _MAX_DEPTH = 120
 _JSON_INT = 1 << 62
-
-#: Attributes that are never restored, with the reason.
-SKIPPED_ATTRIBUTES = {
-    # A flag without the hooks that it stands for: they would not be installed again.
-    "_output_capturing_hooks_installed": "hooks are not restored",
-    # Lazily filled caches of torchrec's jagged tensors: capture may see them filled or not.
-    "_jt_dict": "a cache",
-}
 
 
 class Encoder:
@@ -96,6 +89,10 @@ class Encoder:
         kind = display_path(type(value))
         self.opaque.append(f"{kind}: {why}")
         return {"$opaque": {"type": kind, "why": why}}
+
+    def _still_opaque(self, value: Opaque, depth: int) -> dict[str, Any]:  # noqa: ARG002
+        self.opaque.append(f"{value.kind}: {value.why}")
+        return {"$opaque": {"type": value.kind, "why": value.why}}
 
     def _number(self, value: Any) -> dict[str, int] | None:
         number = self._numbers.get(id(value))
@@ -158,6 +155,8 @@ class Encoder:
             return encode_special(value, plain, lambda v: self.encode(v, depth + 1))
         except NotRebuildable as error:
             return self._refuse(value, error.message)
+        except Exception as error:  # noqa: BLE001 - boundary: a subclass of somebody else's
+            return self._refuse(value, f"{type(error).__name__}: {error}")
 
     def _nn_module(self, value: torch.nn.Module, depth: int) -> Any:  # noqa: ARG002
         if self._module is None:
@@ -183,11 +182,22 @@ class Encoder:
             and not isinstance(value.__self__, types.ModuleType)
         ):
             return {"$method": [self.encode(value.__self__, depth + 1), value.__name__]}
+        local = local_path(value) if isinstance(value, types.FunctionType) else None
+        if local is not None:
+            return self._number(value) or {"$local": local | self._enclosed(value, depth)}
         code = getattr(value, "__code__", None)
         where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
         name = getattr(value, "__qualname__", type(value).__name__)
         what = "a lambda" if "<lambda>" in name else f"{name!r}, which has no importable name,"
         return self._refuse(value, f"{what}{where}")
+
+    def _enclosed(self, value: types.FunctionType, depth: int) -> dict[str, Any]:
+        cells = [c.cell_contents for c in value.__closure__ or ()]
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return {
+            "cells": [self.encode(item, depth + 1) for item in cells],
+            "defaults": [self.encode(item, depth + 1) for item in defaults],
+        }
 
     def _partial(self, value: functools.partial[Any], depth: int) -> Any:
         if type(value) is not functools.partial:
@@ -246,14 +256,14 @@ class Encoder:
         path = path_of(cls)
         if path and issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"):
             return {"$structseq": [path, [self.encode(item, depth + 1) for item in value]]}
-        why = _no_object_rule(cls, path)
+        why = no_object_rule(cls, path)
         if why:
             return self._refuse(value, why)
         seen = self._number(value)
         if seen is not None:
             return seen
         body: dict[str, Any] = {"cls": path}
-        base = _data_base(cls)
+        base = data_base(cls)
         if base is dict:
             body["items"] = [
                 [self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in dict.items(value)
@@ -262,55 +272,13 @@ class Encoder:
             body["items"] = [self.encode(item, depth + 1) for item in base.__iter__(value)]
         elif base is not None:
             body["value"] = self.encode(base(value), depth + 1)
-        attributes = {k: v for k, v in _vars(value).items() if k not in SKIPPED_ATTRIBUTES}
+        attributes = attributes_of(value)
         if attributes:
             body["vars"] = {_text_key(k): self.encode(v, depth + 1) for k, v in attributes.items()}
-        slots = _slots(value)
+        slots = slots_of(value)
         if slots:
             body["slots"] = {name: self.encode(item, depth + 1) for name, item in slots.items()}
         return {"$object": body}
-
-
-def _no_object_rule(cls: type, path: str | None) -> str:
-    if path is None:
-        return "its class has no importable name (defined inside a function?)"
-    if type(cls).__name__ == "pybind11_type" or issubclass(cls, torch.ScriptObject):
-        return "an object of a C++ extension"
-    static = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
-    if static is not object and static not in (
-        *_DATA_BASES,
-        collections.OrderedDict,
-        collections.defaultdict,
-    ):
-        return f"holds native state of {static.__name__}"
-    return ""
-
-
-def _data_base(cls: type) -> type | None:
-    return next((base for base in _DATA_BASES if issubclass(cls, base)), None)
-
-
-def _vars(value: Any) -> dict[str, Any]:
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found if type(found) is dict else {}
-
-
-def _slots(value: Any) -> dict[str, Any]:
-    found = {}
-    for cls in type(value).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType) and name not in (
-                "__dict__",
-                "__weakref__",
-            ):
-                try:
-                    found[name] = member.__get__(value)
-                except AttributeError:
-                    continue
-    return found
 
 
 def _text(value: str) -> Any:
@@ -368,6 +336,7 @@ _EXACT: dict[type, Rule] = {
     weakref.ref: Encoder._weakref,
     np.ndarray: Encoder._ndarray,
     random.Random: Encoder._py_random,
+    Opaque: Encoder._still_opaque,
     torch.utils.hooks.RemovableHandle: lambda _e, _v, _d: {"$dropped": "hook handle"},
     type(threading.Lock()): lambda _e, _v, _d: {"$lock": "Lock"},
     type(threading.RLock()): lambda _e, _v, _d: {"$lock": "RLock"},

@@ -1,0 +1,70 @@
+"""What of a plain object is its state: items, attributes and slots. Encodes nothing."""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import torch
+
+_HEAP_TYPE = 1 << 9
+_DATA_BASES = (dict, list, tuple, set, frozenset, str, bytes, int, float)
+_STATIC = (object, *_DATA_BASES, collections.OrderedDict, collections.defaultdict)
+
+#: Attributes that are never restored, with the reason.
+SKIPPED_ATTRIBUTES = {
+    # A flag without the hooks that it stands for: they would not be installed again.
+    "_output_capturing_hooks_installed": "hooks are not restored",
+}
+#: Attributes of objects that are restored as None, what they are before first use.
+EMPTIED_ATTRIBUTES = {
+    # torchrec fills it when asked; captures that saw it filled and empty shall compare equal.
+    "_jt_dict": "a cache of the views of a jagged tensor",
+}
+
+
+def no_object_rule(cls: type, path: str | None) -> str:
+    """Why objects of the class cannot be made from their attributes; empty where they can."""
+    if path is None:
+        return "its class has no importable name (defined inside a function?)"
+    if type(cls).__name__ == "pybind11_type" or issubclass(cls, torch.ScriptObject):
+        return "an object of a C++ extension"
+    static = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return "" if static in _STATIC else f"holds native state of {static.__name__}"
+
+
+def data_base(cls: type) -> type | None:
+    """The builtin data type that the class extends, None for a class of its own."""
+    return next((base for base in _DATA_BASES if issubclass(cls, base)), None)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Its attributes, without asking its class; those to be emptied are None."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    if type(found) is not dict:
+        return {}
+    return {
+        name: None if name in EMPTIED_ATTRIBUTES else item
+        for name, item in found.items()
+        if name not in SKIPPED_ATTRIBUTES
+    }
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """The slots of all its classes that are filled."""
+    found = {}
+    for cls in type(value).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType) and name not in (
+                "__dict__",
+                "__weakref__",
+            ):
+                try:
+                    found[name] = member.__get__(value)
+                except AttributeError:
+                    continue
+    return found
