@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
-from modulelens.records import TensorRef
+from modulelens.capture.snapshot import Snapshots
+from modulelens.capture.unchanged import Unchanged
 from modulelens.tree import Encoder, display_path, path_of
-from modulelens.tree.encode import SKIPPED_ATTRIBUTES
+from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -54,14 +56,13 @@ class Nodes:
 
     Args:
         root: The model.
-        ref: A tensor -> its reference (takes a snapshot).
+        snapshots: Give tensors their references.
         own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
     """
 
-    def __init__(
-        self, root: nn.Module, ref: Callable[[Tensor], TensorRef], own_hooks: set[int]
-    ) -> None:
-        self._ref = ref
+    def __init__(self, root: nn.Module, snapshots: Snapshots, own_hooks: set[int]) -> None:
+        self._snapshots = snapshots
+        self._ref = snapshots.ref
         self._own_hooks = own_hooks
         self.modules: list[nn.Module] = []
         self.fqns: list[str] = []
@@ -69,6 +70,7 @@ class Nodes:
         self.versions: list[list[tuple[int, OwnState]]] = []
         self.epoch = 0
         self._noting: set[int] = set()
+        self._unchanged: dict[int, Unchanged] = {}
         for fqn, module in root.named_modules():
             self._add(module, clean_fqn(fqn))
         self.in_tree = len(self.modules)
@@ -95,8 +97,12 @@ class Nodes:
         """Notes the present state of these modules where it changed; returns the moment."""
         changed = []
         for number in numbers:
-            versions = self.versions[number]
-            state = self._own(self.modules[number])
+            versions, module = self.versions[number], self.modules[number]
+            watch = self._unchanged.get(number)
+            if watch is not None and watch.still():
+                continue
+            state = self._state(module)
+            self._unchanged[number] = Unchanged(module, self._snapshots.touched)
             if not versions or versions[-1][1] != state:
                 changed.append((versions, state))
         self.epoch += bool(changed)
@@ -110,9 +116,22 @@ class Nodes:
         place = bisect.bisect_right(versions, moment, key=lambda v: v[0]) - 1
         return versions[max(place, 0)][1]
 
+    def forget_live(self) -> None:
+        """Drops what was held for telling changes."""
+        self._unchanged.clear()
+
     def subtree(self, number: int) -> list[int]:
         """The numbers of the module and all modules below it."""
         return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+
+    def _state(self, module: nn.Module) -> OwnState:
+        if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
+            return _unreadable(module, "script: a ScriptModule has no Python class to rebuild from")
+        try:
+            return self._own(module)
+        except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
+            why = f"its state cannot be read: {type(error).__name__}: {error}"
+            return _unreadable(module, f"opaque_attribute: {why}")
 
     def _own(self, module: nn.Module) -> OwnState:
         inside = vars(module)
@@ -189,9 +208,24 @@ def has_weight_hooks(module: nn.Module) -> bool:
     )
 
 
+def _unreadable(module: nn.Module, refused: str) -> OwnState:
+    return OwnState(
+        cls=display_path(type(module)),
+        training=module.training,
+        parameters={},
+        buffers={},
+        non_persistent=(),
+        attributes={},
+        children=(),
+        parametrized=(),
+        hooks=(),
+        foreign_hooks=(),
+        opaque={},
+        refused=refused,
+    )
+
+
 def _refusal(module: nn.Module, cls: type) -> str:
-    if isinstance(module, torch.jit.ScriptModule):
-        return "script: a ScriptModule has no Python class to rebuild from"
     if any(isinstance(p, LAZY) for p in module._parameters.values()):
         return (
             "uninitialized: lazy parameters before the first call; trace a later step (warmup >= 1)"
@@ -199,7 +233,12 @@ def _refusal(module: nn.Module, cls: type) -> str:
     forward = vars(module).get("forward")
     if isinstance(forward, types.FunctionType) and path_of(forward) is None:
         return f"opaque_attribute: forward was replaced on the instance by {forward.__qualname__}"
-    if path_of(cls) is None:
-        where = "inside a function" if "<locals>" in cls.__qualname__ else "at run time"
-        return f"not_importable: class {cls.__qualname__} is not importable (defined {where})"
-    return ""
+    return _class_refusal(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_refusal(cls: type) -> str:
+    if path_of(cls) is not None:
+        return ""
+    where = "inside a function" if "<locals>" in cls.__qualname__ else "at run time"
+    return f"not_importable: class {cls.__qualname__} is not importable (defined {where})"

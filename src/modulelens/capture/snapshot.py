@@ -90,6 +90,13 @@ class Snapshots:
             return _base(tensor) != snapshot.base
         return not self._same_bytes(tensor, snapshot)
 
+    def touched(self, tensor: Tensor) -> bool:
+        """Whether the tensor was changed since its last reference, or never had one."""
+        known = self._objects.get(id(tensor))
+        if known is None or known[2] is None or known[0]() is not tensor:
+            return True
+        return not self._unchanged(tensor, known[2])
+
     def never_share(self, tensor: Tensor) -> None:
         """From now on copies this tensor's storage instead of sharing its pages.
 

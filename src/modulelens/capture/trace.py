@@ -66,7 +66,7 @@ class Trace:
         self.done = False
         self.snapshots = Snapshots()
         self._own_hooks: set[int] = set()
-        self.nodes = Nodes(self.model, self.snapshots.ref, self._own_hooks)
+        self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
         self.watches: list[Watch] = []
         self._outer = model
@@ -198,6 +198,7 @@ class Trace:
         self.captures = captures_of(self)
         self.coverage = coverage_of(self)
         self.snapshots.forget_live()
+        self.nodes.forget_live()
 
 
 def _undisturbed(hook: Any) -> Any:
