@@ -6,7 +6,7 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -375,8 +375,14 @@ def _import_path() -> list[str]:
     return [os.path.abspath(p or ".") for p in sys.path]  # noqa: PTH100 - resolve() follows links
 
 
+@cache
+def _store(repo: str) -> LocalStore:
+    # One per process: a blob that many entries need is then checked against its digest once.
+    return LocalStore(Path(repo), create=False)
+
+
 def _entry(repo: str, entry: str, allow: list[str]) -> Entry:
-    store = LocalStore(Path(repo), create=False)
+    store = _store(repo)
     return Entry(store, store.metadata(entry), allow)
 
 

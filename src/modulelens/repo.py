@@ -112,13 +112,23 @@ class Repo:
 
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
         """Replays entries in a warm worker process and stores their grades."""
+        from concurrent.futures import ThreadPoolExecutor
+
         from modulelens.measure.worker import Worker
 
-        with Worker(timeout_s=_GRADE_TIMEOUT_S, path=_import_path()) as worker:
+        # One grade is stored while the worker finds the next one.
+        with (
+            ThreadPoolExecutor(1) as background,
+            Worker(timeout_s=_GRADE_TIMEOUT_S, path=_import_path()) as worker,
+        ):
+            noted = []
             for done, entry in enumerate(entries, 1):
-                entry._note(grade=_graded(worker, entry))
+                grade = _graded(worker, entry)
+                noted.append(background.submit(entry._note, grade=grade))
                 if progress is not None:
                     progress(done, len(entries))
+            for note in noted:
+                note.result()
         bad = [e for e in entries if e.grade is not None and e.grade.level is GradeLevel.NO]
         if bad:
             first = bad[0]

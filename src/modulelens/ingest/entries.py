@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class Ingest:
             param_grads=gradients,
             ties=self._ties(capture),
             packages=tuple(sorted(packages)),
-            roots={p: s.root for p, s in packages.items() if s.root and not _installed(s)},
+            roots={p: s.root for p, s in packages.items() if s.root and not _installed(s.file)},
             main_file=trace.main_file,
             blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
             warnings=(*trace.warnings, *(f"inside {w}" for w in trace.wrappers)),
@@ -231,6 +231,7 @@ def _changed_paths(call: SeenCall) -> tuple[str, ...]:
     return tuple(name for name, value in before.items() if after.get(name) != value)
 
 
-def _installed(source: SourceRef) -> bool:
+@cache
+def _installed(source: str) -> bool:
     paths = sysconfig.get_paths()
-    return any(source.file.startswith(paths[name]) for name in ("purelib", "platlib", "stdlib"))
+    return any(source.startswith(paths[name]) for name in ("purelib", "platlib", "stdlib"))
