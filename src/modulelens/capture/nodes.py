@@ -97,12 +97,11 @@ class Nodes:
         """Notes the present state of these modules where it changed; returns the moment."""
         changed = []
         for number in numbers:
-            versions, module = self.versions[number], self.modules[number]
+            versions = self.versions[number]
             watch = self._unchanged.get(number)
             if watch is not None and watch.still():
                 continue
-            state = self._state(module)
-            self._unchanged[number] = Unchanged(module, self._snapshots.touched)
+            state = self._state(number)
             if not versions or versions[-1][1] != state:
                 changed.append((versions, state))
         self.epoch += bool(changed)
@@ -124,14 +123,17 @@ class Nodes:
         """The numbers of the module and all modules below it."""
         return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
 
-    def _state(self, module: nn.Module) -> OwnState:
+    def _state(self, number: int) -> OwnState:
+        module = self.modules[number]
         if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
             return _unreadable(module, "script: a ScriptModule has no Python class to rebuild from")
         try:
-            return self._own(module)
+            state = self._own(module)
+            self._unchanged[number] = Unchanged(module, self._snapshots.touched)
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
             why = f"its state cannot be read: {type(error).__name__}: {error}"
             return _unreadable(module, f"opaque_attribute: {why}")
+        return state
 
     def _own(self, module: nn.Module) -> OwnState:
         inside = vars(module)

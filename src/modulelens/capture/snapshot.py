@@ -222,8 +222,9 @@ class Snapshots:
 
 
 def _base(tensor: Tensor) -> int:
+    """Where the storage begins, wherever in it the tensor does; reading it un-shares nothing."""
     address: int = _C._data_address(tensor)
-    return address - int(tensor.storage_offset()) * tensor.itemsize if tensor.numel() else address
+    return address
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

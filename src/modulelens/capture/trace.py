@@ -142,7 +142,11 @@ class Trace:
 
     def _begin_step(self, args: Any, kwargs: Any) -> None:
         watch = Watch(self.nodes, self.targets, self.keep, self.snapshots, len(self.watches))
-        watch.install(self._on_optimizer_step)
+        try:
+            watch.install(self._on_optimizer_step)
+        except Exception as error:  # noqa: BLE001 - boundary: the user's step goes on without us
+            self.warnings.append(f"a step was not watched: {type(error).__name__}: {error}")
+            return
         self._watch = watch
         self._forward_done = False
         self._error_before = sys.exc_info()[1]

@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from modulelens.capture.keep import Keep
-from modulelens.capture.nodes import Nodes, has_weight_hooks
+from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
 from modulelens.capture.snapshot import Snapshots
 from modulelens.context import RngState, RngWatch, read_ambient
 from modulelens.records import Ambient, TensorRef
@@ -166,7 +166,9 @@ class Watch:
         seen: dict[int, int] = {}
         for number in numbers:
             for parameter in self.nodes.modules[number]._parameters.values():
-                if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
+                if parameter is None or isinstance(parameter, LAZY):
+                    continue
+                if not (parameter.requires_grad and parameter.is_leaf):
                     continue
                 if seen.setdefault(id(parameter), number) == number:
                     hook = functools.partial(self._param_grad, id(parameter))
