@@ -1,0 +1,146 @@
+"""Metadata -> the flat row that can be searched. Knows no database."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from modulelens.records import Metadata, Structure, TensorSpec, tensor_refs
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The searchable facts of one entry. None means unknown or not applicable.
+
+    `cls` is the class's full path. `bytes` are those of the module's own tensors, `input_*` and
+    `output_*` those of the tensors in all calls, without repetition; a shape reads "2x64x512", or
+    "scalar". `latency_s` is the measured median (else the profile's forward), `flops` those of the
+    forward, `memory_bytes` the profile's peak (else what it saves for the backward). `date` is
+    ISO 8601 in UTC.
+    """
+
+    id: str
+    name: str
+    model: str
+    fqn: str
+    cls: str
+    version: int
+    date: str | None = None
+    file: str | None = None
+    params: int = 0
+    bytes: int = 0
+    depth: int = 0
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    input_dtype: tuple[str, ...] = ()
+    input_shape: tuple[str, ...] = ()
+    output_dtype: tuple[str, ...] = ()
+    output_shape: tuple[str, ...] = ()
+    device: str | None = None
+    rank: int = 0
+    world: int = 1
+    git_commit: str | None = None
+    torch: str | None = None
+    tags: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    grade: str | None = None
+    strategy: str | None = None
+    reason: str | None = None
+    calls: int = 0
+    latency_s: float | None = None
+    flops: int | None = None
+    memory_bytes: int | None = None
+
+
+class Kind(enum.Enum):
+    """What a field of `Row` holds."""
+
+    NUMBER = enum.auto()
+    TEXT = enum.auto()
+    LIST = enum.auto()
+
+
+def _kind(annotation: str) -> Kind:
+    if annotation.startswith("tuple"):
+        return Kind.LIST
+    return Kind.TEXT if annotation.startswith("str") else Kind.NUMBER
+
+
+#: Every field of `Row`.
+FIELDS: dict[str, Kind] = {name: _kind(Row.__annotations__[name]) for name in Row.__struct_fields__}
+
+_INT64 = 2**63 - 1
+
+
+def searched(field: str, value: Any) -> tuple[Any, ...]:
+    """The values of a field that a filter compares with; `cls` also by its bare class name."""
+    if field == "cls":
+        return (value, value.replace(":", ".").rpartition(".")[2])
+    if FIELDS[field] is Kind.LIST:
+        return tuple(value)
+    return () if value is None else (value,)
+
+
+def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
+    """The facts of one entry and of the aliases that point at it."""
+    inputs = _specs(part for call in metadata.calls for part in (call.args, call.kwargs))
+    outputs = _specs(call.output for call in metadata.calls)
+    environment, source, grade = metadata.environment, metadata.source, metadata.grade
+    latency_s, flops, memory_bytes = _measured(metadata)
+    return Row(
+        id=metadata.id,
+        name=metadata.name,
+        model=metadata.model,
+        fqn=metadata.fqn,
+        cls=metadata.cls,
+        version=metadata.version,
+        date=metadata.created or None,
+        file=(source.file if source else "") or None,
+        params=min(metadata.params, _INT64),
+        bytes=min(metadata.own_bytes, _INT64),
+        depth=min(metadata.depth, _INT64),
+        dtypes=_unique(spec.dtype for spec in inputs + outputs),
+        shapes=_unique(_shape(spec) for spec in inputs + outputs),
+        input_dtype=_unique(spec.dtype for spec in inputs),
+        input_shape=_unique(_shape(spec) for spec in inputs),
+        output_dtype=_unique(spec.dtype for spec in outputs),
+        output_shape=_unique(_shape(spec) for spec in outputs),
+        device=next((spec.device for spec in inputs + outputs), None),
+        rank=min(environment.rank, _INT64),
+        world=min(environment.world_size, _INT64),
+        git_commit=environment.git_commit or (source.git_commit if source else "") or None,
+        torch=environment.torch or None,
+        tags=metadata.tags,
+        aliases=tuple(sorted(aliases)),
+        grade=grade.level.value if grade else None,
+        strategy=(grade.strategy if grade else "") or None,
+        reason=(grade.reason if grade else "") or None,
+        calls=len(metadata.calls),
+        latency_s=latency_s,
+        flops=flops,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _measured(metadata: Metadata) -> tuple[float | None, int | None, int | None]:
+    measurement, profile = metadata.measurement, metadata.profile
+    latency_s = measurement.median_s if measurement and measurement.times_s else None
+    if profile is None:
+        return latency_s, None, None
+    memory = profile.saved_bytes if profile.peak_bytes is None else profile.peak_bytes
+    latency_s = profile.forward_s if latency_s is None else latency_s
+    return latency_s, min(profile.flops_forward, _INT64), min(memory, _INT64)
+
+
+def _specs(structures: Iterable[Structure]) -> list[TensorSpec]:
+    return [ref.spec for structure in structures for ref in tensor_refs(structure)]
+
+
+def _shape(spec: TensorSpec) -> str:
+    return "x".join(map(str, spec.shape)) or "scalar"
+
+
+def _unique(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,176 @@
+"""Where things lie in a repo's folder, and which names may become paths. Reads format.json only.
+
+format.json                          schema version; its presence says that this is a repo
+blobs/ab/abcd...                     raw bytes, named by their blake3 digest
+entries/<collection id>/aliases.json alias -> version, and the highest version ever removed
+entries/<collection id>/<version>/   metadata.json and state.pt
+index.sqlite                         a cache of the entries
+tmp/                                 files that are being written
+changes/                             one locked marker per change that the index may lack
+*.lock                               empty files, for flock
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from modulelens.errors import Corrupted, NotARepo, NotFound, SchemaTooNew
+from modulelens.store.files import read_regular, write_atomic
+
+FORMAT = 1
+
+_COLLECTION = re.compile(r"[0-9a-f]{32}")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class _Format(msgspec.Struct):
+    schema: int
+
+
+class Layout:
+    """Paths of one repo. Nothing but validated ids and digests is ever joined to the root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.format = root / "format.json"
+        self.blobs = root / "blobs"
+        self.entries = root / "entries"
+        self.tmp = root / "tmp"
+        self.changes = root / "changes"
+        self.index = root / "index.sqlite"
+        self.gc_lock = root / "gc.lock"
+        self.index_lock = root / "index.lock"
+
+    def blob(self, digest: str) -> Path:
+        """Path of a blob, which may not exist.
+
+        Raises:
+            NotFound: `digest` is no blake3 hex digest.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise NotFound(f"{digest!r:.100} is not the digest of a blob (64 hex digits)")
+        return self.blobs / digest[:2] / digest
+
+    def collection(self, collection: str) -> Path:
+        """Folder of a collection, which may not exist.
+
+        Raises:
+            NotFound: `collection` is no collection id.
+        """
+        if not _COLLECTION.fullmatch(collection):
+            raise NotFound(f"{collection!r:.100} is not a collection id (32 hex digits)")
+        return self.entries / collection
+
+    def entry(self, entry_id: str) -> Path:
+        """Folder of an entry, which may not exist.
+
+        Raises:
+            NotFound: `entry_id` is not `<collection id>/<version>`.
+            Corrupted: One of the two folders is a symbolic link.
+        """
+        collection, _, version = entry_id.partition("/")
+        if not _VERSION.fullmatch(version):
+            raise NotFound(f"{entry_id!r:.100} is not an entry id (<collection id>/<version>)")
+        folder = self.collection(collection) / version
+        for part in (folder.parent, folder):
+            if part.is_symlink():
+                raise Corrupted(
+                    f"{part} is a symbolic link; entry {entry_id} is refused",
+                    hint="replace the link by the folder it points to",
+                )
+        return folder
+
+    def collections(self) -> Iterator[str]:
+        """Ids of all collections, in the order of the folder."""
+        for folder in listing(self.entries):
+            if _COLLECTION.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+                yield folder.name
+
+    def version_folders(self, collection: str) -> list[int]:
+        """Numbers of all version folders, newest first, also of those that are unfinished."""
+        names = [path.name for path in listing(self.collection(collection))]
+        return sorted((int(name) for name in names if _VERSION.fullmatch(name)), reverse=True)
+
+    def versions(self, collection: str) -> list[int]:
+        """Numbers of the committed versions, newest first."""
+        folder = self.collection(collection)
+        return [
+            number
+            for number in self.version_folders(collection)
+            if (folder / str(number) / "metadata.json").exists()
+        ]
+
+
+def listing(folder: Path) -> list[Path]:
+    """What a folder holds; nothing where it is missing: copies of a repo lack empty folders."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` has the form of a blob's digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def is_collection(text: str) -> bool:
+    """Whether `text` has the form of a collection id."""
+    return _COLLECTION.fullmatch(text) is not None
+
+
+def open_layout(root: Path, *, create: bool = True) -> Layout:
+    """The layout of the repo at `root`, which is created when it is missing or empty.
+
+    Raises:
+        NotARepo: `root` is a file, or a folder that holds something else.
+        NotFound: There is no repo at `root` and `create` is False.
+        SchemaTooNew: A newer ModuleLens made the repo.
+        Corrupted: format.json cannot be read.
+    """
+    layout = Layout(root)
+    if root.exists() and not root.is_dir():
+        raise NotARepo(f"{root} is a file, not a repo", hint="give the path of a folder")
+    folders = (layout.tmp, layout.blobs, layout.entries, layout.changes)
+    if not layout.format.exists():
+        # Another process may be creating it right now: our own folders are not foreign.
+        foreign = {path.name for path in listing(root)} - {folder.name for folder in folders}
+        if foreign and not layout.format.exists():
+            raise NotARepo(
+                f"{root} holds something else: {', '.join(sorted(foreign)[:3])}",
+                hint="give a new or an empty folder",
+            )
+        if not create:
+            raise NotFound(f"no repo at {root}", hint="add something to it first, or give --repo")
+        _make(folders)
+        write_atomic(layout.format, msgspec.json.encode(_Format(FORMAT)), tmp=layout.tmp)
+    elif os.access(root, os.W_OK):
+        _make(folders)
+    _check_format(layout)
+    return layout
+
+
+def _make(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _check_format(layout: Layout) -> None:
+    try:
+        schema = msgspec.json.decode(read_regular(layout.format), type=_Format).schema
+    except msgspec.DecodeError as error:
+        raise Corrupted(
+            f"{layout.format} cannot be read: {error}",
+            hint=f"a repo of this version holds {{'schema': {FORMAT}}}",
+        ) from error
+    if schema > FORMAT:
+        raise SchemaTooNew(
+            f"{layout.root} has format {schema}, this ModuleLens reads up to {FORMAT}",
+            hint="pip install --upgrade modulelens",
+        )

@@ -1,0 +1,330 @@
+"""The local store: one repo in a folder, safe for several processes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from os import W_OK, access
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modulelens.errors import EnvironmentLacks, NotFound, UsageError
+from modulelens.records import Metadata
+from modulelens.store import blobs, changes, entries
+from modulelens.store.aliases import check_alias, collection_lock, point, read_pointers
+from modulelens.store.facts import Row
+from modulelens.store.files import Verified
+from modulelens.store.gc import GcReport
+from modulelens.store.layout import open_layout
+from modulelens.store.locks import Adds, locked
+from modulelens.store.query import Filter
+
+if TYPE_CHECKING:
+    import torch
+
+    from modulelens.store.fsck import FsckReport
+    from modulelens.store.index import Index
+
+
+class LocalStore:
+    """Blobs and entries in one folder, and the index over them.
+
+    Safe for several threads and processes. A reader sees a whole entry or none; kill -9 costs at
+    most the entry being written. `root` is created when missing or empty, if `create` is true.
+
+    Raises:
+        NotARepo: `root` is a file, or a folder that holds something else.
+        NotFound: No repo there, and `create` is False.
+        SchemaTooNew: A newer ModuleLens made it.
+    """
+
+    def __init__(self, root: Path, *, create: bool = True) -> None:
+        self._layout = open_layout(Path(root), create=create)
+        self._verified = Verified()
+        self._adds = Adds(self._layout.gc_lock)
+        self.root = self._layout.root
+        self.writable = access(self.root, W_OK)
+
+    # Blobs
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Keeps every gc away from the blobs that are put in the block.
+
+        Without it, the gc of other processes is kept away as well, from the first put until all
+        blobs put have an entry; but a `gc` of this store gives up the blobs that still have none.
+        """
+        self._must_write()
+        with self._adds.hold():
+            try:
+                yield
+            finally:
+                self._adds.give_up()
+
+    def put_blobs(
+        self,
+        buffers: Sequence[memoryview | bytes],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[str]:
+        """Stores C-contiguous buffers and returns their digests, in their order.
+
+        Equal buffers are written once, those that exist are not. `progress` is called with the
+        size of each buffer once it is stored, in this thread.
+
+        Raises:
+            DiskFull: No space is left.
+        """
+        self._must_write()
+        with self._adds.hold():
+            digests = blobs.put_blobs(self._layout, buffers, progress=progress)
+            sizes = (memoryview(buffer).nbytes for buffer in buffers)
+            self._adds.promise(dict(zip(digests, sizes, strict=True)))
+        return digests
+
+    def blob_path(self, digest: str, *, verify: bool = True) -> Path:
+        """Path of a blob; its bytes are verified once per process and state of the file.
+
+        Raises:
+            NotFound: No such blob, or no digest at all.
+            Corrupted: The bytes differ from the digest.
+        """
+        return blobs.blob_path(self._layout, digest, self._verified if verify else None)
+
+    def blob_bytes(self, digest: str) -> bytes:
+        """The bytes of a blob, verified.
+
+        Raises:
+            NotFound: No such blob, or no digest at all.
+            Corrupted: The bytes differ from the digest.
+        """
+        return blobs.blob_bytes(self._layout, digest, self._verified)
+
+    # Entries
+
+    def put_entry(
+        self,
+        metadata: Metadata,
+        state: Mapping[str, torch.Tensor],
+        *,
+        aliases: Sequence[str] = (),
+    ) -> Metadata:
+        """Stores an entry as the next free version of its collection.
+
+        Args:
+            metadata: Its `version` and `state_digest` are set here; `created` where it is empty.
+            state: The plain tensors that the entry owns; may be empty.
+            aliases: Moved to the new version.
+
+        Returns:
+            The metadata as stored.
+
+        Raises:
+            Conflict: A blob in `metadata.blobs` is not there, or has another size.
+            DiskFull: No space is left; nothing of the entry stays.
+            UsageError: A value of `state` is not a plain tensor, or an alias cannot be used.
+        """
+        from modulelens.store.state import dump_state
+
+        for alias in aliases:
+            check_alias(alias)
+        data = dump_state(state)
+        with self._change(metadata.collection) as change:
+            entries.check_blobs(self._layout, metadata, self._adds.present)
+            stored = entries.commit_entry(self._layout, metadata, data)
+            change.versions.add(stored.version)
+            self._adds.settle(stored.blobs)
+            if aliases:
+                change.versions |= point(self._layout, stored.collection, aliases, stored.version)
+        return stored
+
+    def metadata(self, entry_id: str) -> Metadata:
+        """The record of one entry.
+
+        Raises:
+            NotFound: No such entry.
+            Corrupted: Its metadata.json cannot be read.
+            SchemaTooNew: A newer ModuleLens wrote it.
+        """
+        return entries.read_entry(self._layout, entry_id)
+
+    def state(self, entry_id: str, keys: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+        """The tensors of an entry's state.pt, verified and mapped from the file.
+
+        Raises:
+            NotFound: No such entry, or a key is not there.
+            Corrupted: state.pt differs from its digest, or is no flat {key: tensor}.
+        """
+        from modulelens.store.state import load_state
+
+        metadata = self.metadata(entry_id)
+        path = self._layout.entry(entry_id) / "state.pt"
+        self._verified.check(path, metadata.state_digest, what=f"state.pt of entry {entry_id}")
+        return load_state(path, entry_id, keys)
+
+    def replace(self, metadata: Metadata) -> None:
+        """Rewrites the record of an entry; `update` also keeps what others change meanwhile.
+
+        Raises:
+            NotFound: No such entry.
+            DiskFull: No space is left; the old record stays.
+        """
+        self.update(metadata.id, lambda _: metadata)
+
+    def update(self, entry_id: str, change: Callable[[Metadata], Metadata]) -> Metadata:
+        """Rewrites the record of an entry as `change` makes it of the current one.
+
+        Reading and writing are one step for all processes.
+
+        Raises:
+            NotFound: No such entry.
+            DiskFull: No space is left; the old record stays.
+        """
+        collection = self._existing(entry_id)
+        with self._change(collection) as marked:
+            with collection_lock(self._layout, collection):
+                metadata = change(self.metadata(entry_id))
+                entries.rewrite_entry(self._layout, metadata)
+            marked.versions.add(metadata.version)
+        return metadata
+
+    def remove(self, entry_id: str, *, force: bool = False) -> None:
+        """Removes an entry, also one that cannot be read; its blobs go with the next gc.
+
+        Raises:
+            NotFound: No such entry.
+            Conflict: An alias points at it, and `force` is False.
+        """
+        collection = self._existing(entry_id)
+        with self._change(collection) as change:
+            change.versions.add(int(entry_id.partition("/")[2]))
+            entries.remove_entry(self._layout, entry_id, force=force)
+
+    # Names
+
+    def alias(self, entry_id: str, alias: str) -> None:
+        """Lets an alias of the entry's collection point at it, and no longer at another version.
+
+        Raises:
+            NotFound: No such entry.
+            UsageError: The alias is empty, like a version, or has an "@".
+        """
+        check_alias(alias)
+        collection = self._existing(entry_id)
+        version = int(entry_id.partition("/")[2])
+        with self._change(collection) as change:
+            change.versions |= point(self._layout, collection, [alias], version)
+
+    def aliases(self, collection: str) -> dict[str, int]:
+        """The aliases of a collection (its id), alias -> version."""
+        return dict(read_pointers(self._layout, collection).aliases)
+
+    def resolve(self, ref: str) -> str:
+        """The id of an entry: of `model/fqn`, `model/fqn@v2`, `model/fqn@alias`, `model`, an id.
+
+        Raises:
+            NotFound: Nothing fits; `did_you_mean` has the closest names.
+        """
+        from modulelens.store.resolve import resolve
+
+        return resolve(self._layout, ref, lambda text: self._fresh_index().names(text))
+
+    def versions(self, collection: str) -> list[int]:
+        """The versions of a collection (its id), the newest first."""
+        return self._layout.versions(collection)
+
+    # Search
+
+    def find(
+        self,
+        filter: Filter | None = None,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        newest_only: bool = False,
+    ) -> list[Row]:
+        """Rows of the entries that a filter selects, by name (layers.2 before layers.10).
+
+        The filter language is in `modulelens.store.query`; None selects all. With `newest_only`
+        only the newest version of each collection is considered.
+
+        Raises:
+            UsageError: The filter, `limit` or `offset` cannot be used.
+        """
+        if offset < 0 or (limit is not None and limit < 0):
+            raise UsageError(f"limit {limit} and offset {offset} cannot be negative")
+        return self._fresh_index().find(
+            filter or {}, limit=limit, offset=offset, newest_only=newest_only
+        )
+
+    def count(self, filter: Filter | None = None) -> int:
+        """Number of the entries that a filter selects."""
+        return self._fresh_index().count(filter or {})
+
+    # Upkeep
+
+    def gc(self, *, timeout_s: float = 30.0) -> GcReport:
+        """Removes blobs that no entry needs, and what dead writers left.
+
+        Raises:
+            Conflict: An add was in progress somewhere for all of `timeout_s` seconds.
+        """
+        from modulelens.store.gc import collect
+
+        self._must_write()
+        self._adds.give_up()
+        with locked(self._layout.gc_lock, timeout_s=timeout_s):
+            report = collect(self._layout)
+        self._fresh_index()
+        return report
+
+    def fsck(self, *, progress: Callable[[int], None] | None = None) -> FsckReport:
+        """Reads every byte that an entry needs, and names what is wrong; changes nothing."""
+        from modulelens.store.fsck import check_repo
+
+        return check_repo(self._layout, self._fresh_index().ids(), progress)
+
+    def reindex(self) -> int:
+        """Builds the index anew from the entries; returns their number."""
+        self._must_write()
+        return self._index.rebuild()
+
+    def close(self) -> None:
+        """Closes the index; the next search opens it again."""
+        if "_index" in self.__dict__:
+            self._index.close()
+
+    @cached_property
+    def _index(self) -> Index:
+        # Imported late: opening, resolving and reading one entry need no sqlite3.
+        from modulelens.store.index import Index
+
+        layout = self._layout
+        return Index(
+            layout,
+            lambda collection, versions: entries.read_rows(layout, collection, versions),
+            writable=self.writable,
+        )
+
+    def _fresh_index(self) -> Index:
+        changes.settle(self._layout, self._index.refresh, writable=self.writable)
+        return self._index
+
+    @contextmanager
+    def _change(self, collection: str) -> Iterator[changes.Change]:
+        self._must_write()
+        with self._adds.hold(), changes.marked(self._layout, collection) as change:
+            yield change
+            change.indexed = self._index.refresh(collection, change.versions)
+
+    def _existing(self, entry_id: str) -> str:
+        if not (self._layout.entry(entry_id) / "metadata.json").exists():
+            raise NotFound(f"no entry {entry_id} in {self.root}", hint="modulelens ls")
+        return entry_id.partition("/")[0]
+
+    def _must_write(self) -> None:
+        if not self.writable:
+            raise EnvironmentLacks(
+                f"{self.root} cannot be written", hint="copy it, or change its permissions"
+            )

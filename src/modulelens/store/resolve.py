@@ -1,0 +1,85 @@
+"""What people and agents write for an entry -> its id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from modulelens.errors import NotFound
+from modulelens.records import collection_id
+from modulelens.store.aliases import read_pointers
+from modulelens.store.layout import Layout, is_collection
+
+_VERSION = re.compile(r"v?([1-9][0-9]{0,8})")
+
+#: Names of collections that contain a text.
+Names = Callable[[str], Sequence[str]]
+
+
+def resolve(layout: Layout, ref: str, names: Names) -> str:
+    """The id of the entry that `ref` means; the newest version where it says none.
+
+    Args:
+        layout: The repo.
+        ref: `model/fqn`, `model` (its root module) or a collection id, each alone or with `@v2`
+            or `@alias`; or an entry id.
+        names: Asked for suggestions when nothing fits.
+
+    Raises:
+        NotFound: No such collection, version or alias.
+    """
+    head, _, tail = ref.rpartition("/")
+    if is_collection(head) and _committed(layout, head, tail):
+        return ref
+    # The whole of it first: a name may contain an "@".
+    name, mark, suffix = ref, "", ""
+    collection = _collection(layout, name)
+    if collection is None and "@" in ref:
+        name, mark, suffix = ref.rpartition("@")
+        collection = _collection(layout, name)
+    if collection is None:
+        raise NotFound(
+            f"no entry {ref!r:.300} in {layout.root}",
+            hint="`modulelens ls` lists what is there",
+            did_you_mean=_suggestions(name, names),
+        )
+    version = _version(layout, collection, suffix, name) if mark else None
+    return f"{collection}/{version or layout.versions(collection)[0]}"
+
+
+def _committed(layout: Layout, collection: str, version: str) -> bool:
+    return version.isdecimal() and int(version) in layout.versions(collection)
+
+
+def _collection(layout: Layout, name: str) -> str | None:
+    candidates = [name] if is_collection(name) else []
+    if "/" in name:
+        model, _, fqn = name.partition("/")
+        candidates.append(collection_id(model, fqn))
+    candidates.append(collection_id(name, ""))
+    return next((found for found in candidates if layout.versions(found)), None)
+
+
+def _version(layout: Layout, collection: str, suffix: str, name: str) -> int:
+    versions = layout.versions(collection)
+    number = _VERSION.fullmatch(suffix)
+    if number and int(number[1]) in versions:
+        return int(number[1])
+    aliases = {} if number else read_pointers(layout, collection).aliases
+    if aliases.get(suffix) in versions:
+        return aliases[suffix]
+    shown = ", ".join(f"v{version}" for version in versions[:5])
+    raise NotFound(
+        f"{name!r:.300} has no version or alias {suffix!r:.100}",
+        hint=f"it has {len(versions)} versions ({shown}) and {len(aliases)} aliases",
+        did_you_mean=get_close_matches(suffix, aliases, n=3),
+    )
+
+
+def _suggestions(ref: str, names: Names) -> list[str]:
+    containing = list(names(ref)[:3]) if ref else []
+    model = ref.partition("/")[0]
+    pool = names(f"{model}/") or names("")
+    close = get_close_matches(ref, pool, n=3)
+    return list(dict.fromkeys(close + containing))[:3]
