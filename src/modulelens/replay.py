@@ -67,7 +67,9 @@ class Replay:
         redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
         metadata = payload.metadata
         _make_importable(metadata, tuple(refuse_roots))
-        self.importer = Importer([*metadata.packages, *allow], redirect, main=self._of_main)
+        # What a record allows itself must not reach the standard library: it can do anything.
+        own = [p for p in metadata.packages if p not in sys.stdlib_module_names]
+        self.importer = Importer([*own, *allow], redirect, main=self._of_main)
         self.edited = frozenset(redirect)
         self._drifted: frozenset[str] | None = None
 

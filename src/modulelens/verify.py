@@ -19,9 +19,9 @@ from modulelens.measure.anchor import float64_run
 from modulelens.measure.compare import compare, doubts, verdict
 from modulelens.measure.run import Run
 from modulelens.rebuild import Strategy
-from modulelens.records import Check, Grade, GradeLevel, LeafCheck, Reason, Status
+from modulelens.records import Check, Grade, GradeLevel, LeafCheck, Metadata, Reason, Status
 from modulelens.replay import Replay, Replayed
-from modulelens.tree import flatten
+from modulelens.tree import dtype_of, flatten
 
 _LEVELS = (GradeLevel.EXACT, GradeLevel.CLOSE, GradeLevel.SHAPE, GradeLevel.NO)
 
@@ -79,8 +79,10 @@ def _check_call(
         expected = replay.value(record.output)
     except NotRebuildable as error:
         return Check(status=Status.NOT_COMPARABLE, reason=error.message, call=call, code=name)
-    anchor = None if same else _anchor(original, candidate, call)
-    leaves = compare(expected, output, anchor=anchor, same_code=same)
+    leaves, anchor = compare(expected, output, same_code=True), None
+    if not same and verdict(leaves).status is not Status.EXACT:  # bit-equal needs no anchor
+        anchor = _anchor(original, candidate, call)
+        leaves = compare(expected, output, anchor=anchor, same_code=False)
     leaves += _side_effects(replay, run, call, same)
     if backward:
         leaves += _gradient_leaves(original, candidate, run, call, same)
@@ -341,17 +343,34 @@ def _grade_gradients(
     shared = {
         n for n, others in metadata.ties.items() if any(not o.startswith(prefix) for o in others)
     }
-    leaves: list[LeafCheck] = []
-    for name, structure in metadata.param_grads.items():
-        if name in shared or any(name in metadata.ties.get(n, ()) for n in shared):
-            continue
-        leaves += compare(
-            replay.gradient(structure), sums.get(name), path=f'grad["{name}"]', same_code=True
-        )
-    if not leaves:
+    own = {
+        name: replay.gradient(structure)
+        for name, structure in metadata.param_grads.items()
+        if name not in shared and not any(name in metadata.ties.get(n, ()) for n in shared)
+    }
+    if not own:
         return None, (Reason.SHARED_PARAMETER.value, "its parameters are used outside it as well")
-    found = verdict(leaves)
+
+    def compared(dtype: torch.dtype | None, *, same_code: bool) -> Check:
+        leaves: list[LeafCheck] = []
+        for name, grad in own.items():
+            sides = [
+                s if s is None or dtype is None else s.to(dtype) for s in (grad, sums.get(name))
+            ]
+            leaves += compare(*sides, path=f'grad["{name}"]', same_code=same_code)
+        return verdict(leaves)
+
+    found = compared(None, same_code=True)
     if found.status is Status.EXACT:
         return GradeLevel.EXACT, None
+    summed = _summed_in(metadata)
+    if compared(summed, same_code=False).status.passed:
+        return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
     text = f"{found.reason}; gradient reaches it other than through its outputs"
     return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
+
+
+def _summed_in(metadata: Metadata) -> torch.dtype | None:
+    """Under autocast the calls share one cast of a weight, and their gradients add up in it."""
+    kinds = {a.dtype for call in metadata.calls for a in call.context.ambient.autocast}
+    return dtype_of(kinds.pop()) if len(metadata.calls) > 1 and len(kinds) == 1 else None

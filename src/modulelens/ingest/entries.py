@@ -7,9 +7,11 @@ capture becomes one record that names its node.
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.errors import NotFound
 from modulelens.ingest.bytes import NODES, BlobStore, Bytes, note_users
-from modulelens.ingest.nodes import NodeWriter
+from modulelens.ingest.nodes import NodeWriter, packages_in
 from modulelens.records import (
     SCHEMA,
     Call,
@@ -28,8 +30,8 @@ from modulelens.records import (
     Environment,
     Metadata,
     Rng,
-    SourceRef,
     Structure,
+    to_json,
 )
 
 
@@ -85,7 +87,7 @@ class Ingest:
         gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
         classes = {plain_class(type(m)) for m in capture.module.modules()}
         cls = plain_class(type(capture.module))
-        packages = self._packages(classes)
+        packages = self._packages(classes, calls)
         metadata = Metadata(
             schema=SCHEMA,
             model=trace.name,
@@ -107,7 +109,7 @@ class Ingest:
             param_grads=gradients,
             ties=self._ties(capture),
             packages=tuple(sorted(packages)),
-            roots={p: s.root for p, s in packages.items() if s.root and not _installed(s.file)},
+            roots={p: root for p in packages if (root := _folder(p)) and not _installed(root)},
             main_file=trace.main_file,
             blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
             warnings=(*trace.warnings, *(f"inside {w}" for w in trace.wrappers)),
@@ -171,9 +173,11 @@ class Ingest:
 
     # ---- facts about the capture
 
-    def _packages(self, classes: set[type]) -> dict[str, SourceRef]:
-        every = (*classes, type(self._trace.model))
-        return {c.__module__.partition(".")[0]: source_of(c) for c in every}
+    def _packages(self, classes: set[type], calls: tuple[Call, ...]) -> frozenset[str]:
+        """Of the model's classes, and of all that the entry's values name."""
+        own = {c.__module__.partition(".")[0] for c in (*classes, type(self._trace.model))}
+        named = (self._nodes.packages.get(digest, frozenset()) for digest in self._stored.used)
+        return packages_in(to_json(calls)).union(own, *named)
 
     @cached_property
     def _holders(self) -> dict[int, list[str]]:
@@ -229,6 +233,14 @@ def _changed_paths(call: SeenCall) -> tuple[str, ...]:
     after = named(call.args_after, call.kwargs_after)
     before = named(call.args, call.kwargs)
     return tuple(name for name, value in before.items() if after.get(name) != value)
+
+
+@cache
+def _folder(package: str) -> str:
+    """The folder that has to be on `sys.path` for importing the package."""
+    module = sys.modules.get(package)
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
+    return str(Path(places[0]).resolve().parent) if places[0] else ""
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 from modulelens.capture.init import init_call
@@ -11,6 +13,9 @@ from modulelens.ingest.bytes import Bytes, map_refs, union
 from modulelens.records import InitCall, ModuleNode, Structure, TensorRef, to_json
 
 _INTERN_BYTES = 512
+_NAMED = re.compile(
+    rb'"(?:cls|outer|\$class|\$function|\$enum|\$flag|\$structseq)":\[?"([^\W\d]\w*)(?:\.\w+)*:'
+)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -34,6 +39,7 @@ class NodeWriter:
         self._interned: dict[bytes, str] = {}
         self._inits: dict[int, InitCall | None] = {}
         self.blobs: dict[str, frozenset[str]] = {}
+        self.packages: dict[str, frozenset[str]] = {}
 
     def write(self, number: int, moment: int) -> str:
         """Digest of the module's node at a moment. `blobs[digest]` is all that it needs."""
@@ -69,7 +75,7 @@ class NodeWriter:
             init=self.init(number),
             refused=state.refused,
         )
-        digest = self._stored.put(to_json(node))
+        digest = self._put(to_json(node))
         below = [self.blobs[child[0]] for child in children.values() if child is not None]
         self.blobs[digest] = union([frozenset({digest}), frozenset(self._stored.used), *below])
         self._stored.used = outer
@@ -98,6 +104,11 @@ class NodeWriter:
 
         return map_refs(value, ref, self._reference)
 
+    def _put(self, data: bytes) -> str:
+        digest = self._stored.put(data)
+        self.packages[digest] = packages_in(data)
+        return digest
+
     def _intern(self, value: Structure) -> Structure:
         # A config hangs on every layer of a model: it is stored once.
         if not isinstance(value, dict) or "$object" not in value or _has_refs(value):
@@ -107,7 +118,7 @@ class NodeWriter:
             return value
         digest = self._interned.get(data)
         if digest is None:
-            digest = self._interned[data] = self._stored.put(data)
+            digest = self._interned[data] = self._put(data)
         self._stored.used.add(digest)
         return {"$intern": digest}
 
@@ -126,6 +137,12 @@ class NodeWriter:
         digest = self.write(number, nodes.epoch)
         self._stored.used |= self.blobs[digest]
         return found | {"node": digest}
+
+
+def packages_in(data: bytes) -> frozenset[str]:
+    """Top-level packages of the classes and functions that JSON names; Python's own left out."""
+    found = {name.decode() for name in _NAMED.findall(data)}
+    return frozenset(found - sys.stdlib_module_names)
 
 
 def _has_refs(value: Any) -> bool:

@@ -130,6 +130,8 @@ class Rebuilder:
             )
         _clear_hooks(module)
         for hook in node.hooks or ():
+            if node.number == self._root and not _is_weight_hook(hook["hook"]):
+                continue  # a call is recorded inside the module's own hooks
             decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
             made = decoder.decode(hook["hook"])
             if hook["kind"] == "_forward_pre_hooks":
@@ -246,6 +248,11 @@ def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
         for hook_id, hook in list(hooks.items()):
             if not (keep_weight_hooks and type(hook).__module__.startswith("torch.nn.utils.")):
                 del hooks[hook_id]
+
+
+def _is_weight_hook(hook: Any) -> bool:
+    body = hook.get("$object") if isinstance(hook, dict) else None
+    return isinstance(body, dict) and str(body.get("cls")).startswith("torch.nn.utils.")
 
 
 def _inject_parametrizations(module: nn.Module, node: ModuleNode) -> None:
