@@ -80,7 +80,7 @@ def warm_worker(repo: ml.Repo, rounds: int) -> list[Row]:
     ) as worker:
         for _ in range(rounds + 2):
             start = time.perf_counter()
-            worker.call("modulelens.entry:check_task", task | {"candidate": f"{candidate}:Block"})
+            worker.call("modulelens.tasks:check_task", task | {"candidate": f"{candidate}:Block"})
             times.append(time.perf_counter() - start)
     spent = statistics.median(times[2:]) - measured.median_s
     what = "edited file to verdict in the warm worker, without the forward"

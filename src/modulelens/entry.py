@@ -6,7 +6,7 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +233,7 @@ class Entry:
         task = {"call": call, "backward": backward, "candidate": candidate, **self._address()}
         try:
             with Worker(timeout_s=timeout_s, path=_import_path()) as worker:
-                return msgspec.convert(worker.call("modulelens.entry:check_task", task), Check)
+                return msgspec.convert(worker.call("modulelens.tasks:check_task", task), Check)
         except TimedOut as error:
             return Check(status=Status.TIMEOUT, reason=error.message, code=candidate)
         except (ForeignError, WorkerCrashed) as error:
@@ -373,36 +373,3 @@ def _import_path() -> list[str]:
 
     # The worker imports what this process can, also from the script's own folder.
     return [os.path.abspath(p or ".") for p in sys.path]  # noqa: PTH100 - resolve() follows links
-
-
-@cache
-def _store(repo: str) -> LocalStore:
-    # One per process: a blob that many entries need is then checked against its digest once.
-    return LocalStore(Path(repo), create=False)
-
-
-def _entry(repo: str, entry: str, allow: list[str]) -> Entry:
-    store = _store(repo)
-    return Entry(store, store.metadata(entry), allow)
-
-
-def grade_task(*, repo: str, entry: str, allow: list[str]) -> Any:
-    """For the worker: grades one entry."""
-    import msgspec
-
-    from modulelens.verify import grade
-
-    return msgspec.to_builtins(grade(_entry(repo, entry, allow)._replay()))
-
-
-def check_task(
-    *, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool
-) -> Any:
-    """For the worker: checks one candidate of a file."""
-    import msgspec
-
-    from modulelens.measure.candidate import load_candidate
-
-    loaded = load_candidate(candidate)
-    found = _entry(repo, entry, allow).check(loaded, call, backward)
-    return msgspec.to_builtins(msgspec.structs.replace(found, code=candidate))

@@ -5,6 +5,7 @@ Opening, searching and reading need no torch.
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,11 +123,17 @@ class Repo:
             Worker(timeout_s=_GRADE_TIMEOUT_S, path=_import_path()) as worker,
         ):
             noted = []
-            for done, entry in enumerate(entries, 1):
-                grade = _graded(worker, entry)
+            # Constructors run when all else is done: what they leave behind in the process
+            # would flatter the modules that are rebuilt without one.
+            again: list[tuple[Entry, Grade | None]] = []
+            for entry, before in itertools.chain([(e, None) for e in entries], again):
+                grade, more = _graded(worker, entry, before)
+                if more:
+                    again.append((entry, grade))
+                    continue
                 noted.append(background.submit(entry._note, grade=grade))
                 if progress is not None:
-                    progress(done, len(entries))
+                    progress(len(noted), len(entries))
             for note in noted:
                 note.result()
         bad = [e for e in entries if e.grade is not None and e.grade.level is GradeLevel.NO]
@@ -262,16 +269,17 @@ class Repo:
         return Entry(self._store, self._store.metadata(entry_id), self._allow)
 
 
-def _graded(worker: Any, entry: Entry) -> Grade:
+def _graded(worker: Any, entry: Entry, structure: Grade | None) -> tuple[Grade, bool]:
     from modulelens.errors import ForeignError, WorkerCrashed
 
+    task = {**entry._address(), "structure": msgspec.to_builtins(structure)}
     try:
-        found = worker.call("modulelens.entry:grade_task", entry._address(), isolate=False)
-        return msgspec.convert(found, Grade)
+        found, more = worker.call("modulelens.tasks:grade_task", task, isolate=False)
+        return msgspec.convert(found, Grade), more
     except TimedOut as error:
         reason = (Reason.TIMEOUT.value, error.message)
     except WorkerCrashed as error:
         reason = (Reason.CRASHED.value, error.message)
     except (ForeignError, ModuleLensError) as error:
         reason = (Reason.RUNTIME_ERROR.value, error.message)
-    return Grade(level=GradeLevel.NO, reasons={"outputs": reason})
+    return structure or Grade(level=GradeLevel.NO, reasons={"outputs": reason}), False

@@ -213,16 +213,26 @@ def _gradient_leaves(
 
 
 def grade(replay: Replay) -> Grade:
-    """Rebuilds in every way until one replays exactly, and grades the best one."""
-    best: Grade | None = None
-    for strategy in replay.strategies():
-        found = _grade_with(replay, strategy)
-        if best is None or _rank(found) < _rank(best):
-            best = found
-        if _rank(best) == (0, 0, 0, 0):
-            break
-    assert best is not None
-    return best
+    """Rebuilds in both ways, unless the first one is exact in all, and grades the better one."""
+    found, more = grade_structure(replay)
+    return grade_init(replay, found) if more else found
+
+
+def grade_structure(replay: Replay) -> tuple[Grade, bool]:
+    """The grade without constructors, and whether the constructor should be tried as well.
+
+    Constructors may fill registries of the process that a module rebuilt without one then finds:
+    to be true in a new process, this comes before any constructor of the same class ran.
+    """
+    found = _grade_with(replay, "structure")
+    return found, any(_rank(found)) or replay.strategies()[0] == "init"
+
+
+def grade_init(replay: Replay, structure: Grade) -> Grade:
+    """The better of that grade and the constructor's; of equal ones, the way to try first."""
+    first = replay.strategies()[0]
+    ways = (_grade_with(replay, "init"), structure)
+    return min(ways, key=lambda found: (*_rank(found), found.strategy != first))
 
 
 def _rank(found: Grade) -> tuple[int, ...]:

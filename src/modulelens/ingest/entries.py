@@ -193,7 +193,7 @@ class Ingest:
         prefix = f"{capture.fqn}." if capture.fqn else ""
         return {
             name: tuple(h for h in self._holders[id(p)] if h != prefix + name)
-            for name, p in capture.module.named_parameters()
+            for name, p in capture.module.named_parameters(remove_duplicate=False)
             if id(p) in self._holders
         }
 
