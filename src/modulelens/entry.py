@@ -6,7 +6,6 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +208,8 @@ class Entry:
             timeout_s: Limit for a candidate in the worker.
         """
         if isinstance(candidate, str):
-            return self._check_apart(candidate, call, backward, timeout_s)
+            task = {"call": call, "backward": backward, "candidate": candidate}
+            return _check_apart(task | self._address(), timeout_s)
         from modulelens.verify import check
 
         name = (
@@ -221,23 +221,6 @@ class Entry:
             edited = self._replay(class_map={self.cls: candidate})
             return check(edited, call=call, backward=backward, name=name, reference=self._replay())
         return check(self._replay(), candidate, call=call, backward=backward, name=name)
-
-    def _check_apart(
-        self, candidate: str, call: int | None, backward: bool, timeout_s: float
-    ) -> Check:
-        import msgspec
-
-        from modulelens.errors import ForeignError, WorkerCrashed
-        from modulelens.measure.worker import Worker
-
-        task = {"call": call, "backward": backward, "candidate": candidate, **self._address()}
-        try:
-            with Worker(timeout_s=timeout_s, path=_import_path()) as worker:
-                return msgspec.convert(worker.call("modulelens.tasks:check_task", task), Check)
-        except TimedOut as error:
-            return Check(status=Status.TIMEOUT, reason=error.message, code=candidate)
-        except (ForeignError, WorkerCrashed) as error:
-            return Check(status=Status.RUNTIME_ERROR, reason=error.message, code=candidate)
 
     def _address(self) -> dict[str, Any]:
         return {"repo": str(self._store.root), "entry": self.id, "allow": list(self._allow)}
@@ -339,32 +322,9 @@ class Entry:
             )
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
-        from modulelens.rebuild import Payload
-        from modulelens.replay import Replay
+        from modulelens.stored import replay_of
 
-        payload = Payload(self.metadata, self._store.blob_bytes, self._storage)
-        roots = [self._store.root]
-        return Replay(
-            payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots
-        )
-
-    def _storage(self, ref: Any) -> torch.UntypedStorage:
-        import torch
-
-        if ref.blob is None:
-            return self._state[ref.key].clone().untyped_storage()
-        path = self._store.blob_path(ref.blob)
-        size = path.stat().st_size
-        # A private mapping: writes stay in this process, pages are read when they are touched.
-        untyped: Any = torch.UntypedStorage
-        made: torch.UntypedStorage = (
-            untyped.from_file(str(path), False, size) if size else untyped(0)
-        )
-        return made
-
-    @cached_property
-    def _state(self) -> dict[str, torch.Tensor]:
-        return self._store.state(self.id)
+        return replay_of(self._store, self.metadata, self._allow, device, class_map)
 
 
 def _import_path() -> list[str]:
@@ -373,3 +333,19 @@ def _import_path() -> list[str]:
 
     # The worker imports what this process can, also from the script's own folder.
     return [os.path.abspath(p or ".") for p in sys.path]  # noqa: PTH100 - resolve() follows links
+
+
+def _check_apart(task: dict[str, Any], timeout_s: float) -> Check:
+    import msgspec
+
+    from modulelens.errors import ForeignError, WorkerCrashed
+    from modulelens.measure.worker import Worker
+
+    code = task["candidate"]
+    try:
+        with Worker(timeout_s=timeout_s, path=_import_path()) as worker:
+            return msgspec.convert(worker.call("modulelens.tasks:check_task", task), Check)
+    except TimedOut as error:
+        return Check(status=Status.TIMEOUT, reason=error.message, code=code)
+    except (ForeignError, WorkerCrashed) as error:
+        return Check(status=Status.RUNTIME_ERROR, reason=error.message, code=code)
