@@ -82,13 +82,12 @@ class Snapshots:
         return ref
 
     def changed(self, tensor: Tensor, ref: TensorRef) -> bool:
-        """Whether the tensor's storage was written to since `ref` was made."""
+        """Whether the tensor is no longer what it was when `ref` was made."""
         if ref.key is None:
             return False
         snapshot = self.taken[int(ref.key[1:])]
-        if snapshot.shared:
-            return _base(tensor) != snapshot.base
-        return not self._same_bytes(tensor, snapshot)
+        unwritten = snapshot.shared and _base(tensor) == snapshot.base
+        return not _fits(tensor, ref) or not (unwritten or self._same_bytes(tensor, snapshot))
 
     def touched(self, tensor: Tensor) -> bool:
         """Whether the tensor was changed since its last reference, or never had one."""
@@ -115,13 +114,14 @@ class Snapshots:
         self._never_shared.clear()
 
     def _unchanged(self, tensor: Tensor, ref: TensorRef) -> bool:
-        return (
-            ref.key is not None
-            and not self.changed(tensor, ref)
-            and ref.spec.requires_grad == tensor.requires_grad
-            and ref.spec.shape == tensor.shape
-            and ref.leaf == tensor.is_leaf
-        )
+        if ref.key is None or not _fits(tensor, ref):
+            return False
+        # A kernel may have taken shared pages for itself and written nothing: sharing them anew
+        # is cheap, comparing them each time is not.
+        snapshot = self.taken[int(ref.key[1:])]
+        if snapshot.shared:
+            return _base(tensor) == snapshot.base
+        return self._same_bytes(tensor, snapshot)
 
     def _new_ref(self, tensor: Tensor, number: int) -> TensorRef:
         snapshot = self._snapshot(tensor)
@@ -219,6 +219,14 @@ class Snapshots:
         live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]
         kept = torch.empty(0, dtype=torch.uint8).set_(snapshot.data)
         return torch.equal(live, kept[low - snapshot.start : high - snapshot.start])
+
+
+def _fits(tensor: Tensor, ref: TensorRef) -> bool:
+    return (
+        ref.spec.requires_grad == tensor.requires_grad
+        and ref.spec.shape == tensor.shape
+        and ref.leaf == tensor.is_leaf
+    )
 
 
 def _base(tensor: Tensor) -> int:

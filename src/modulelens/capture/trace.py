@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from modulelens.capture.capture import Capture, captures_of, coverage_of
+from modulelens.capture.hook import put_hook
 from modulelens.capture.keep import Keep
 from modulelens.capture.nodes import Nodes
 from modulelens.capture.select import check_model, select, unwrap
@@ -123,9 +124,11 @@ class Trace:
             vars(outer)["_compiled_call_impl"] = announced
             self._undo.append(lambda: vars(outer).update(_compiled_call_impl=compiled))
             return
-        handle = outer.register_forward_pre_hook(_undisturbed(self._on_forward), with_kwargs=True)
-        self._own_hooks.add(handle.id)
-        self._undo.append(handle.remove)
+        own, remove = put_hook(
+            outer._forward_pre_hooks, self._on_forward, outer._forward_pre_hooks_with_kwargs
+        )
+        self._own_hooks.add(own)
+        self._undo.append(remove)
 
     def _on_forward(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if torch._C._current_graph_task_id() != -1:  # recomputed under a checkpoint
@@ -150,9 +153,12 @@ class Trace:
         self._watch = watch
         self._forward_done = False
         self._error_before = sys.exc_info()[1]
-        after = self._outer.register_forward_hook(self._on_forward_done, always_call=True)
-        self._own_hooks.add(after.id)
-        watch._undo.append(after.remove)
+        outer = self._outer
+        after, remove = put_hook(
+            outer._forward_hooks, self._on_forward_done, outer._forward_hooks_always_called
+        )
+        self._own_hooks.add(after)
+        watch._undo.append(remove)
         if (
             self._outer is self.model
             and 0 in watch.targets
@@ -203,15 +209,6 @@ class Trace:
         self.coverage = coverage_of(self)
         self.snapshots.forget_live()
         self.nodes.forget_live()
-
-
-def _undisturbed(hook: Any) -> Any:
-    def undisturbed(*args: Any) -> None:
-        hook(*args)
-
-    # Dynamo would try to compile it into a model that is compiled while it is installed.
-    undisturbed._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return undisturbed
 
 
 def trace(

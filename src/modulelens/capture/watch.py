@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from modulelens.capture.hook import OwnId, put_hook
 from modulelens.capture.keep import Keep
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
 from modulelens.capture.snapshot import Snapshots
@@ -105,10 +106,16 @@ class Watch:
             self._undo.append(lambda: stance.__exit__(None, None, None))
             self._hush()
         before = torch_module.register_module_forward_pre_hook(self._enter_any)
-        self._track(before)
-        self._track(torch_module.register_module_forward_hook(self._exit_any, with_kwargs=True))
+        self._own_hooks.add(before.id)
+        self._undo.append(before.remove)
+        after = torch_module.register_module_forward_hook(self._exit_any, with_kwargs=True)
+        self._own_hooks.add(after.id)
+        self._undo.append(after.remove)
+        # Its handle forgets this one.
+        with_kwargs = torch_module._global_forward_hooks_with_kwargs
+        self._undo.append(lambda: with_kwargs.pop(after.id, None))
         for number in self.targets:
-            self._mark(number, before.id)
+            self._mark(number, OwnId(before.id))
         self._undo.append(
             torch_optimizer.register_optimizer_step_post_hook(
                 lambda o, *_: on_optimizer_step(o)
@@ -130,21 +137,16 @@ class Watch:
         added: Any = warnings.filters[0]
         self._undo.append(lambda: added in warnings.filters and warnings.filters.remove(added))  # type: ignore[attr-defined]
 
-    def _track(self, handle: Any) -> None:
-        self._own_hooks.add(handle.id)
-        self._undo.append(handle.remove)
-
-    def _mark(self, number: int, hook_id: int) -> None:
+    def _mark(self, number: int, hook_id: OwnId) -> None:
         module = self.nodes.modules[number]
-        if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
-            self._deferred.add(number)
-            self._track(
-                module.register_forward_pre_hook(
-                    functools.partial(self._enter_last, number), with_kwargs=True
-                )
-            )
         # torch hands kwargs to a global pre-hook only where this mark is.
         marks = module._forward_pre_hooks_with_kwargs
+        if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
+            self._deferred.add(number)
+            enter = functools.partial(self._enter_last, number)
+            own, remove = put_hook(module._forward_pre_hooks, enter, marks)
+            self._own_hooks.add(own)
+            self._undo.append(remove)
         marks[hook_id] = True
         self._undo.append(lambda: marks.pop(hook_id, None))
 
@@ -284,12 +286,14 @@ class Watch:
         self.calls.append(call)
 
     def _note_mutation(self, call: SeenCall, args: Any, kwargs: Any) -> None:
-        changed = any(self.snapshots.changed(tensor, ref) for tensor, ref in call.leaves)
-        if not changed and not call.containers:
+        same = {id(t): ref for t, ref in call.leaves if not self.snapshots.changed(t, ref)}
+        if all(id(tensor) in same for tensor, _ in call.leaves) and not call.containers:
             return
-        encoder = self._encoder([])
+        encoder = Encoder(
+            lambda t: same.get(id(t)) or self.snapshots.ref(t), module=self.nodes.refer
+        )
         after = encoder.encode(args), encoder.encode(kwargs)
-        if changed or after != (call.args, call.kwargs):
+        if after != (call.args, call.kwargs):
             call.args_after, call.kwargs_after = after
 
     # ---- gradients
@@ -300,7 +304,8 @@ class Watch:
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, tensor in enumerate(unique):
             if tensor.requires_grad and torch.is_grad_enabled():
-                hook = functools.partial(self._add_gradient, into, str(place))
+                hook: Any = functools.partial(self._add_gradient, into, str(place))
+                hook.__torch_unserializable__ = True  # else saving this tensor would warn
                 self._undo.append(tensor.register_hook(hook).remove)
 
     def _param_grad(self, parameter: int, grad: Tensor) -> None:

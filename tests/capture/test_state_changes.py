@@ -1,0 +1,109 @@
+"""A module's state that changes between two calls of one step is seen, wherever it sits."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modulelens as ml
+
+
+class Config:
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.layers = [{"width": 3}, {"width": 4}]
+        self.parent: Any = None
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Counting(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Holder(nn.Module):
+    """Holds one value of every kind that may change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+        self.config = Config()
+        self.config.parent = self.config
+        self.slotted = Slotted()
+        self.counting = Counting(a=1)
+        self.array = np.zeros(3)
+        self.members = {1, 2}
+        self.queue = collections.deque([1], maxlen=3)
+        self.namespace = types.SimpleNamespace(depth=1)
+        self.pair = ([1], 2)
+        self.plain = torch.zeros(2)
+        self.flag = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+CHANGES: dict[str, Callable[[Holder], Any]] = {
+    "config": lambda m: setattr(m.config, "scale", 2.0),
+    "config deep": lambda m: m.config.layers[1].update(width=5),
+    "config new": lambda m: setattr(m.config, "extra", 1),
+    "slots": lambda m: setattr(m.slotted, "scale", 2.0),
+    "dict subclass": lambda m: m.counting.update(b=2),
+    "array": lambda m: m.array.__setitem__(0, 1.0),
+    "set": lambda m: m.members.add(3),
+    "deque": lambda m: m.queue.append(2),
+    "namespace": lambda m: setattr(m.namespace, "depth", 2),
+    "list in a tuple": lambda m: m.pair[0].append(2),
+    "tensor": lambda m: m.plain.add_(1),
+    "buffer": lambda m: m.seen.add_(1),
+    "weight": lambda m: m.weight.data.mul_(2),
+    "attribute": lambda m: setattr(m, "flag", False),
+    "mode": lambda m: m.eval(),
+    "child": lambda m: m.add_module("late", nn.ReLU()),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self, change: Callable[[Holder], Any]) -> None:
+        super().__init__()
+        self.holder = Holder()
+        self.__dict__["change"] = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.holder(x)
+        with torch.no_grad():
+            self.__dict__["change"](self.holder)
+        return first + self.holder(x)
+
+
+def nodes(change: Callable[[Holder], Any], folder: Path) -> list[str]:
+    model = Twice(change)
+    with ml.trace(model, modules="holder") as trace:
+        model(torch.ones(3))
+    (entry,) = ml.Repo(folder).add(trace, verify=False)
+    return [call.node for call in entry.metadata.calls]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_in_place_is_seen(name: str, tmp_path: Path) -> None:
+    before, after = nodes(CHANGES[name], tmp_path / "repo")
+    assert before != after
+
+
+def test_no_change_gives_one_state(tmp_path: Path) -> None:
+    before, after = nodes(lambda _: None, tmp_path / "repo")
+    assert before == after
