@@ -54,7 +54,7 @@ _BIT_GENERATORS: dict[str, Any] = {
     "SFC64": np.random.SFC64,
 }
 _IMMUTABLE = (tuple, frozenset, str, bytes, int, float)
-_MUTABLE = (collections.OrderedDict, dict, list, set)
+_MUTABLE = (collections.OrderedDict, dict, list, set, types.SimpleNamespace)
 _CALLABLE_TYPES = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
 
@@ -245,8 +245,8 @@ class Decoder:
         )
 
     def _data(self, node: Any) -> bytes:
-        made: Tensor = self.decode(node)
-        return made.numpy().tobytes()
+        made: Tensor | bytes = self.decode(node)
+        return made if isinstance(made, bytes) else made.numpy().tobytes()
 
     def _generator(self, body: dict[str, Any]) -> torch.Generator:
         made = torch.Generator(self.device or body["device"])

@@ -30,10 +30,11 @@ from modulelens.tree.decode import Opaque
 from modulelens.tree.functions import local_path
 from modulelens.tree.names import display_path, path_of
 from modulelens.tree.objects import attributes_of, data_base, no_object_rule, slots_of
-from modulelens.tree.tensors import dtype_name, encode_special, is_plain
+from modulelens.tree.tensors import dtype_name, encode_special, is_parameter, is_plain
 
 _MAX_DEPTH = 120
 _JSON_INT = 1 << 62
+_INLINE_BYTES = 1024
 
 
 class Encoder:
@@ -138,13 +139,11 @@ class Encoder:
 
     def _any_tensor(self, value: Tensor, depth: int) -> Any:
         if is_plain(value):
-            extra = vars(value) if value.__dict__ else None
-            found = {
-                "$parameter" if isinstance(value, torch.nn.Parameter) else "$tensor": self._tensor(
-                    value
-                )
-            }
-            if extra and isinstance(value, torch.nn.Parameter):
+            if not is_parameter(value):
+                return {"$tensor": self._tensor(value)}
+            found = {"$parameter": self._tensor(value)}
+            extra = value.__dict__
+            if extra:
                 kept = {
                     k: v for k, v in extra.items() if not callable(v) and not isinstance(v, Tensor)
                 }
@@ -226,7 +225,9 @@ class Encoder:
             if value.ndim
             else value.reshape(1).view(np.uint8)
         )
-        plain = torch.from_numpy(np.array(data).reshape(-1))
+        # A large one is kept as a tensor is; a small one in place, so that equal states stay equal.
+        flat = np.array(data).reshape(-1)
+        plain = torch.from_numpy(flat) if flat.nbytes > _INLINE_BYTES else flat.tobytes()
         body = {
             "dtype": value.dtype.str,
             "shape": list(value.shape),

@@ -10,7 +10,8 @@ import torch
 
 _HEAP_TYPE = 1 << 9
 _DATA_BASES = (dict, list, tuple, set, frozenset, str, bytes, int, float)
-_STATIC = (object, *_DATA_BASES, collections.OrderedDict, collections.defaultdict)
+_DICTS = (collections.OrderedDict, collections.defaultdict)
+_STATIC = (object, *_DATA_BASES, *_DICTS, types.SimpleNamespace)
 
 #: Attributes that are never restored, with the reason.
 SKIPPED_ATTRIBUTES = {

@@ -18,6 +18,7 @@ _COMPRESSED = {
     torch.sparse_csc: ("csc", "ccol_indices", "row_indices"),
     torch.sparse_bsc: ("bsc", "ccol_indices", "row_indices"),
 }
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
 _LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -27,7 +28,10 @@ Encode = Callable[[Any], Any]
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for `torch.float32`."""
-    return str(dtype).removeprefix("torch.")
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -48,8 +52,16 @@ def spec_of(tensor: Tensor) -> TensorSpec:
         dtype=dtype_name(tensor.dtype),
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()),
-        device=str(tensor.device),
+        device="cpu" if tensor.is_cpu else str(tensor.device),
         requires_grad=tensor.requires_grad,
+    )
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether it is an `nn.Parameter`; `isinstance` runs Python code for that class."""
+    kind = type(tensor)
+    return kind is torch.nn.Parameter or (
+        kind is not Tensor and isinstance(tensor, torch.nn.Parameter)
     )
 
 
@@ -70,7 +82,7 @@ def encode_special(tensor: Tensor, tensor_json: EncodeTensor, encode: Encode) ->
         NotRebuildable: There is no rule for this kind of tensor.
     """
     base: dict[str, Any] = {"requires_grad": tensor.requires_grad}
-    if isinstance(tensor, torch.nn.Parameter):
+    if is_parameter(tensor):
         base["parameter"] = True
     if type(tensor) not in PLAIN_TYPES:
         return _encode_subclass(tensor, base, encode)

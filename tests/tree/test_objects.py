@@ -1,6 +1,8 @@
-"""References to one tensor object decode to one object, parameters included."""
+"""Objects and parameters come back as they were: shared ones shared, caches empty."""
 
 from __future__ import annotations
+
+import types
 
 import torch
 
@@ -32,3 +34,13 @@ def test_a_filled_cache_is_restored_empty_not_missing() -> None:
     encoded = Encoder(id).encode(JaggedLike())
     made = Decoder(lambda ref: ref, Importer(["tests"])).decode(encoded)
     assert vars(made) == {"values": [1, 2], "_jt_dict": None}
+
+
+def test_namespaces_come_back_with_their_attributes() -> None:
+    value = types.SimpleNamespace(depth=2, inner=types.SimpleNamespace(rate=0.5))
+    value.inner.outer = value
+    encoder = Encoder(id)
+    made = Decoder(lambda ref: ref, Importer()).decode(encoder.encode(value))
+    assert not encoder.opaque
+    assert type(made) is types.SimpleNamespace
+    assert (made.depth, made.inner.rate, made.inner.outer is made) == (2, 0.5, True)
