@@ -22,8 +22,8 @@ class Keep:
         max_calls: Most calls kept per module and step; further ones are counted.
         max_bytes: Most bytes of tensors kept per trace; modules beyond it keep shapes only, and
             `coverage` names them. None: no limit.
-        embedding_rows: "touched" keeps only the rows of large embedding tables that were looked
-            up; "all" keeps whole tables.
+        embedding_rows: "all" keeps whole embedding tables. "touched" (only the rows that were
+            looked up) is refused by this version.
     """
 
     tensors: Content = "full"
@@ -39,7 +39,13 @@ class Keep:
                 raise UsageError(f"Keep({name}={getattr(self, name)!r}): use 'full' or 'shape'")
         if self.max_calls < 1:
             raise UsageError(f"Keep(max_calls={self.max_calls}): at least 1")
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise UsageError(f"Keep(max_bytes={self.max_bytes}): at least 1, or None")
         if self.embedding_rows not in ("touched", "all"):
             raise UsageError(
                 f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'"
+            )
+        if self.embedding_rows == "touched":
+            raise UsageError(
+                "Keep(embedding_rows='touched') is not supported by this version", hint="use 'all'"
             )

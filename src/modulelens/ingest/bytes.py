@@ -6,12 +6,13 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import blake3
 import msgspec
 import torch
 from torch import Tensor
 
 from modulelens.capture.snapshot import Snapshot
-from modulelens.records import Structure, TensorRef
+from modulelens.records import Structure, TensorRef, ValueStats
 from modulelens.tree import dtype_of
 from modulelens.tree.stats import value_stats
 
@@ -50,6 +51,8 @@ class Bytes:
         self._store = store
         self._digests: dict[int, str] = {}
         self._owned: set[int] = set()
+        self._queue: dict[str, Any] = {}
+        self._stats: dict[tuple[Any, ...], ValueStats] = {}
         self.sizes: dict[str, int] = {}
         self.used: set[str] = set()
         self.small: dict[str, int] = {}
@@ -76,10 +79,16 @@ class Bytes:
             self.sizes[digest] = _size(self._snapshots[number])
 
     def put(self, data: bytes) -> str:
-        """Stores a blob of its own; returns its digest."""
-        (digest,) = self._store.put_blobs([data])
+        """Digest of a blob of its own, which `flush` stores."""
+        digest = blake3.blake3(data).hexdigest()
+        self._queue[digest] = data
         self.sizes[digest] = len(data)
         return digest
+
+    def flush(self) -> None:
+        """Stores what `put` queued: many small blobs in one go."""
+        self._store.put_blobs(list(self._queue.values()))
+        self._queue.clear()
 
     def final(self, ref: TensorRef, keep: str) -> TensorRef:
         """The reference with the stored bytes' name; without bytes, statistics instead."""
@@ -88,8 +97,7 @@ class Bytes:
         number = int(ref.key[1:])
         snapshot = self._snapshots[number]
         if not keeps(ref, keep):
-            stats = value_stats(_as_tensor(ref, snapshot))
-            return msgspec.structs.replace(ref, key=None, nbytes=0, stats=stats)
+            return msgspec.structs.replace(ref, key=None, nbytes=0, stats=self._statistics(ref))
         size = _size(snapshot)
         offset = ref.offset - _low(snapshot) // dtype_of(ref.spec.dtype).itemsize
         if number in self._owned:
@@ -98,6 +106,18 @@ class Bytes:
         digest = self._digests.get(number) or self._late(number, snapshot)
         self.used.add(digest)
         return msgspec.structs.replace(ref, key=None, blob=digest, offset=offset, nbytes=size)
+
+    def _statistics(self, ref: TensorRef) -> ValueStats:
+        place = (ref.key, ref.offset, ref.spec.dtype, ref.spec.shape, ref.spec.stride)
+        stats = self._stats.get(place)
+        if stats is None:
+            snapshot = self._snapshots[int((ref.key or "")[1:])]
+            stats = self._stats[place] = value_stats(_as_tensor(ref, snapshot))
+        return stats
+
+    def size_of(self, numbers: Iterable[int]) -> int:
+        """Bytes of these snapshots."""
+        return sum(_size(self._snapshots[number]) for number in numbers)
 
     def _late(self, number: int, snapshot: Snapshot) -> str:
         # Random streams and constructor arguments get their references while storing.

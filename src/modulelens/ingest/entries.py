@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
 from modulelens.capture import Capture, Trace
-from modulelens.capture.nodes import LAZY
+from modulelens.capture.nodes import LAZY, clean_fqn
+from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.errors import NotFound
@@ -54,6 +56,8 @@ class Ingest:
             )
         self._trace = trace
         self._stored = Bytes(trace.snapshots.taken, store)
+        self._shapes: set[int] = set()
+        self._keep: str = trace.keep.tensors
         self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, trace.keep.weights)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
@@ -65,27 +69,44 @@ class Ingest:
                 own = (state.parameters, state.buffers, state.attributes, state.hooks)
                 note_users(users, own, keep.weights, NODES)
         for capture in self._trace.captures:
+            wanted: dict[int, set[int]] = {}
             for call in capture.calls:
                 values = (call.args, call.kwargs, call.output, call.args_after, call.kwargs_after)
-                note_users(users, values, keep.tensors, capture.number)
+                note_users(wanted, values, keep.tensors, capture.number)
                 gradients = (call.grad_output, call.grad_input)
-                note_users(users, gradients, keep.tensors, capture.number)
-            note_users(users, capture.param_grads, keep.tensors, capture.number)
+                note_users(wanted, gradients, keep.tensors, capture.number)
+            note_users(wanted, capture.param_grads, keep.tensors, capture.number)
+            spent = self._stored.size_of(users.keys() | wanted.keys()) if keep.max_bytes else 0
+            if keep.max_bytes and spent > keep.max_bytes:
+                self._keep_shapes(capture)
+                continue
+            for number, who in wanted.items():
+                users.setdefault(number, set()).update(who)
         self._stored.write(users, progress)
 
-    def entries(self) -> Iterator[tuple[Metadata, dict[str, Tensor]]]:
+    def _keep_shapes(self, capture: Capture) -> None:
+        self._shapes.add(capture.number)
+        reason = f"only shapes of its tensors were kept: max_bytes={self._trace.keep.max_bytes:,}"
+        self._trace.coverage = [
+            msgspec.structs.replace(c, reason=reason) if c.fqn == capture.fqn else c
+            for c in self._trace.coverage
+        ]
+
+    def entries(self) -> list[tuple[Metadata, dict[str, Tensor]]]:
         """Each capture's record (without version) and the tensors of its `state.pt`."""
-        for capture in self._trace.captures:
-            yield self._entry(capture)
+        made = [self._entry(capture) for capture in self._trace.captures]
+        self._stored.flush()
+        return made
 
     def _entry(self, capture: Capture) -> tuple[Metadata, dict[str, Tensor]]:
         trace, stored = self._trace, self._stored
         stored.used, stored.small = set(), {}
+        self._keep = "shape" if capture.number in self._shapes else trace.keep.tensors
         calls = tuple(self._call(i, call) for i, call in enumerate(capture.calls))
         for digest in {call.node for call in calls}:
             stored.used |= self._nodes.blobs[digest]
         gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
-        classes = {plain_class(type(m)) for m in capture.module.modules()}
+        classes = {plain_class(type(eager(m))) for m in capture.module.modules()}
         cls = plain_class(type(capture.module))
         packages = self._packages(classes, calls)
         metadata = Metadata(
@@ -112,9 +133,15 @@ class Ingest:
             roots={p: root for p in packages if (root := _folder(p)) and not _installed(root)},
             main_file=trace.main_file,
             blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
-            warnings=(*trace.warnings, *(f"inside {w}" for w in trace.wrappers)),
+            warnings=self._warnings(capture),
         )
         return metadata, stored.state()
+
+    def _warnings(self, capture: Capture) -> tuple[str, ...]:
+        found = [*self._trace.warnings, *(f"inside {w}" for w in self._trace.wrappers)]
+        if capture.number in self._shapes:
+            found.append("max_bytes was reached: only shapes of its inputs and outputs were kept")
+        return tuple(found)
 
     def _call(self, index: int, call: SeenCall) -> Call:
         changed = call.args_after is not None
@@ -138,7 +165,7 @@ class Ingest:
         )
 
     def _final(self, value: Any) -> Structure:
-        return self._nodes.final(value, self._trace.keep.tensors)
+        return self._nodes.final(value, self._keep)
 
     def _rng(self, call: SeenCall) -> Rng:
         def keep(value: Any) -> Structure:
@@ -183,7 +210,7 @@ class Ingest:
     def _holders(self) -> dict[int, list[str]]:
         holders: dict[int, list[str]] = {}
         for name, parameter in self._trace.model.named_parameters(remove_duplicate=False):
-            holders.setdefault(id(parameter), []).append(name)
+            holders.setdefault(id(parameter), []).append(clean_fqn(name))
         return {key: names for key, names in holders.items() if len(names) > 1}
 
     def _ties(self, capture: Capture) -> dict[str, tuple[str, ...]]:
@@ -196,6 +223,10 @@ class Ingest:
             for name, p in capture.module.named_parameters(remove_duplicate=False)
             if id(p) in self._holders
         }
+
+
+def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((clean_fqn(name), parameter) for name, parameter in module.named_parameters())
 
 
 def plain_class(cls: type) -> type:
