@@ -32,6 +32,24 @@ class Counting:
         return run
 
 
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x))
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Body(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
 def outer(model: nn.Module, backend: Counting) -> nn.Module:
     return torch.compile(model, backend=backend)  # type: ignore[return-value]
 
@@ -41,13 +59,13 @@ def in_place(model: nn.Module, backend: Counting) -> nn.Module:
     return model
 
 
-def child(model: nn.Module, backend: Counting) -> nn.Module:
-    model[0] = torch.compile(model[0], backend=backend)  # type: ignore[operator,index]
+def child(model: Whole, backend: Counting) -> nn.Module:
+    model.body = torch.compile(model.body, backend=backend)  # type: ignore[assignment]
     return model
 
 
-def child_in_place(model: nn.Module, backend: Counting) -> nn.Module:
-    model[0].compile(backend=backend)  # type: ignore[operator,index]
+def child_in_place(model: Whole, backend: Counting) -> nn.Module:
+    model.body.compile(backend=backend)
     return model
 
 
@@ -58,33 +76,50 @@ def test_a_compiled_model_is_captured_whole_and_stays_compiled(
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend = Counting()
-    body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    model = compiled_by(nn.Sequential(body, nn.Linear(4, 4)), backend)
+    model = compiled_by(Whole(), backend)
     plain = hooks_of(model)
     expected = model(rows())
     counts = backend.compiled, backend.ran
     assert counts[0] >= 1
 
-    with ml.trace(model, name="compiled") as trace:
+    with ml.trace(model, name="compiled", keep=ml.Keep(grads=True)) as trace:
         seen = model(rows())
+        seen.sum().backward()
     assert torch.equal(seen, expected)
     assert (backend.compiled, backend.ran) == counts
-    assert {c.fqn for c in trace.captures} == {"", "0", "0.0", "0.1", "1"}
+    assert {p.grad is not None for p in model.parameters()} == {True}
+    assert sorted(c.fqn for c in trace.captures) == ["", "body", "body.act", "body.layer", "head"]
     assert hooks_of(model) == plain
 
     assert torch.equal(model(rows()), expected)
     assert backend.compiled == counts[0]
     assert backend.ran > counts[1]
     entries = graded(trace, tmp_path / "repo")
-    assert not any(faults(e.grade) for e in entries.values())
+    assert {fqn: faults(e.grade) for fqn, e in entries.items()} == dict.fromkeys(entries, "")
 
 
 def test_a_trace_before_the_first_compilation_does_not_spoil_it() -> None:
     torch._dynamo.reset()
     backend = Counting()
-    model = outer(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend)
+    model = outer(Body(), backend)
     with ml.trace(model) as trace:
         model(rows())
     assert len(trace.captures) == 3
     model(rows())
     assert (backend.compiled, backend.ran) == (1, 1)
+
+
+def test_a_function_compiled_around_the_model_goes_on_being_compiled() -> None:
+    torch._dynamo.reset()
+    backend, model = Counting(), Body()
+    step = torch.compile(lambda x: model(x) * 2, backend=backend)
+    expected = step(rows())
+    counts = backend.compiled, backend.ran
+    hint = "is it called through a compiled wrapper"
+    with pytest.warns(UserWarning, match=hint), ml.trace(model) as trace:
+        assert torch.equal(step(rows()), expected)
+    ran = backend.ran
+    assert torch.equal(step(rows()), expected)
+    assert backend.ran > ran
+    assert counts[0] >= 1
+    assert not trace.captures

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from modulelens.capture.nodes import clean_fqn
 from modulelens.capture.watch import SeenCall
 from modulelens.records import Coverage, Fate
 from modulelens.tree import display_path
@@ -70,7 +71,7 @@ def _param_grads(trace: Trace, module: nn.Module) -> dict[str, Any]:
         return {}
     grads = trace.watches[0].param_grads
     named = module.named_parameters(remove_duplicate=False)
-    return {name: grads[id(p)] for name, p in named if id(p) in grads}
+    return {clean_fqn(name): grads[id(p)] for name, p in named if id(p) in grads}
 
 
 def coverage_of(trace: Trace) -> list[Coverage]:

@@ -20,6 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
+from modulelens.capture.select import eager
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.unchanged import Unchanged
 from modulelens.tree import Encoder, display_path, path_of
@@ -72,7 +73,8 @@ class Nodes:
         self._noting: set[int] = set()
         self._unchanged: dict[int, Unchanged] = {}
         for fqn, module in root.named_modules():
-            self._add(module, clean_fqn(fqn))
+            if eager(module) is module:  # a compiled child is the module inside
+                self._add(module, clean_fqn(fqn))
         self.in_tree = len(self.modules)
 
     def _add(self, module: nn.Module, fqn: str) -> int:
@@ -84,6 +86,7 @@ class Nodes:
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
+        module = eager(module)
         found = self.index.get(id(module))
         if found is not None:
             return found

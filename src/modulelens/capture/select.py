@@ -12,6 +12,15 @@ from torch import nn
 from modulelens.errors import NotFound, UsageError
 
 
+def eager(module: nn.Module) -> nn.Module:
+    """The module inside what `torch.compile(module)` gives; any other module as it is."""
+    while type(module).__name__ == "OptimizedModule" and isinstance(
+        inner := module._modules.get("_orig_mod"), nn.Module
+    ):
+        module = inner
+    return module
+
+
 def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The model inside `torch.compile`, DataParallel and DistributedDataParallel wrappers.
 
@@ -20,14 +29,12 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """
     wrappers: list[str] = []
     while True:
-        name = type(model).__name__
-        if name == "OptimizedModule" and isinstance(
-            inner := model._modules.get("_orig_mod"), nn.Module
-        ):
+        inner = eager(model)
+        if inner is not model:
             wrappers.append("torch.compile")
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = model.module
-            wrappers.append(name)
+            wrappers.append(type(model).__name__)
         else:
             return model, wrappers
         model = inner

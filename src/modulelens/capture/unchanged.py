@@ -24,6 +24,7 @@ _FIXED: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _FIXED_TYPES = frozenset((*_FIXED, bool))
+_SEQUENCES = frozenset((list, set))
 _MOST_CONTAINERS = 64
 _SLOTS = ("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
 
@@ -68,10 +69,10 @@ class Unchanged:
             return
         if isinstance(value, Tensor):
             self._tensors.append(value)
-        elif kind is tuple:
+        elif kind in (tuple, frozenset):
             for item in value:
                 self._watch(item)
-        elif kind is list:
+        elif kind in _SEQUENCES:
             self._watch_all(value, value)
         elif kind in (dict, OrderedDict):
             self._watch_all(value, value.values())
@@ -87,7 +88,7 @@ class Unchanged:
         if len(self._containers) >= _MOST_CONTAINERS:
             self.watched = False
             return
-        if type(container) is list:
+        if type(container) in _SEQUENCES:
             self._containers.append((container, _ids(container)))
             self._held.append(list(container))
         else:
@@ -102,7 +103,7 @@ class Unchanged:
 
 
 def _ids(container: Any) -> tuple[int, ...]:
-    if type(container) is list:
+    if type(container) in _SEQUENCES:
         return tuple(map(id, container))
     return (*map(id, container), *map(id, container.values()))
 
