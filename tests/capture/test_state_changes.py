@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import modulelens as ml
+from modulelens.capture.unchanged import Unchanged
 
 
 class Config:
@@ -107,3 +108,13 @@ def test_a_change_in_place_is_seen(name: str, tmp_path: Path) -> None:
 def test_no_change_gives_one_state(tmp_path: Path) -> None:
     before, after = nodes(lambda _: None, tmp_path / "repo")
     assert before == after
+
+
+def test_an_unchanged_module_is_told_without_reading_it_again() -> None:
+    with ml.track_init():
+        holder = nn.Linear(3, 3)
+    holder.names, holder.config = {"a", "b"}, Config()
+    watch = Unchanged(holder, lambda _: False)
+    assert watch.still()
+    holder.names.add("c")
+    assert not watch.still()

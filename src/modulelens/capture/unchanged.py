@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modulelens.capture.init import KEY
+
 #: Values that cannot change, or whose change is seen elsewhere: a child module has its own state.
 _FIXED: tuple[type, ...] = (
     *(int, float, str, bytes, complex, type(None), type, enum.Enum, weakref.ref, nn.Module),
@@ -123,4 +125,4 @@ class _Plain:
 
 
 _PLAIN_SIZE = _Plain.__basicsize__
-_MODULE_KEYS = frozenset(vars(nn.Module()))
+_MODULE_KEYS = frozenset(vars(nn.Module())) | {KEY}
