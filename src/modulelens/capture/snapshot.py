@@ -68,6 +68,8 @@ class Snapshots:
 
     def ref(self, tensor: Tensor) -> TensorRef:
         """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
+        if tensor.is_meta:  # it has no bytes, and is made anew without any
+            return TensorRef(spec=spec_of(tensor), group=-1, leaf=tensor.is_leaf)
         known = self._objects.get(id(tensor))
         number, last = (
             (known[1], known[2]) if known is not None and known[0]() is tensor else (-1, None)

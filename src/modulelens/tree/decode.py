@@ -23,12 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modulelens.errors import Corrupted, NotRebuildable
+from modulelens.errors import Corrupted, ModuleLensError, NotRebuildable
 from modulelens.records import Structure, TensorRef, as_ref
 from modulelens.tree.functions import make_local
 from modulelens.tree.names import Importer
 from modulelens.tree.tensors import SPECIAL_KINDS, decode_special, dtype_of
 
+#: Deeper than what the encoder writes, and far from the interpreter's own limit.
+_MAX_DEPTH = 150
 _CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
 _TORCH_NAMES = frozenset(
     {
@@ -94,6 +96,7 @@ class Decoder:
         self.device = device
         self.strict = strict
         self._numbered: list[Any] = []
+        self._depth = 0
 
     def decode(self, node: Structure) -> Any:
         """The value of a structure.
@@ -103,12 +106,21 @@ class Decoder:
             ClassNotFound: A class cannot be imported here.
             Corrupted: The structure does not follow the grammar.
         """
+        if not isinstance(node, (list, dict)):
+            return node
+        self._depth += 1
+        try:
+            if self._depth > _MAX_DEPTH:
+                raise Corrupted(f"a value is nested more than {_MAX_DEPTH} deep")
+            return self._container(node)
+        finally:
+            self._depth -= 1
+
+    def _container(self, node: list[Any] | dict[str, Any]) -> Any:
         if isinstance(node, list):
             made: list[Any] = self._keep([])
             made.extend(self.decode(item) for item in node)
             return made
-        if not isinstance(node, dict):
-            return node
         key = next(iter(node), None)
         if key is None or not key.startswith("$"):
             plain: dict[str, Any] = self._keep({})
@@ -116,7 +128,9 @@ class Decoder:
             return plain
         try:
             return self._special(key, node)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except ModuleLensError:
+            raise
+        except Exception as error:  # boundary: what a record says goes to foreign constructors
             raise Corrupted(
                 f"a {key} value cannot be read: {type(error).__name__}: {error}"
             ) from error

@@ -115,8 +115,8 @@ class Encoder:
         seen = self._number(value)
         if seen is not None:
             return seen
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {_text_key(key): self.encode(item, depth + 1) for key, item in value.items()}
+        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in value):
+            return {key: self.encode(item, depth + 1) for key, item in value.items()}
         return {"$dict": self._pairs(value, depth)}
 
     def _pairs(self, value: Any, depth: int) -> list[list[Any]]:
@@ -282,12 +282,18 @@ class Encoder:
         return {"$object": body}
 
 
-def _text(value: str) -> Any:
+def _is_text(value: str) -> bool:
     try:
-        value.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError:  # lone surrogates are no JSON
-        return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
-    return value
+        return False
+    return True
+
+
+def _text(value: str) -> Any:
+    if _is_text(value):
+        return value
+    return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
 
 
 def _text_key(key: str) -> str:

@@ -42,6 +42,14 @@ _SAFE_BUILTINS = frozenset(
     | {"list", "max", "min", "object", "pow", "range", "reversed", "round", "set", "slice"}
     | {"sorted", "str", "sum", "tuple", "type", "zip", "Exception"}
 )
+#: What lies in allowed packages and fetches or runs code that its arguments name.
+_LOADING_MODULES = (
+    *("torch.hub", "torch.package", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
+    *("torch.utils._cpp", "torch.distributed.rpc", "numpy.f2py", "numpy.distutils"),
+)
+_LOADERS = frozenset(
+    {"torch:load", "torch.serialization:load", "torch:classes", "torch:ops", "numpy:load"}
+)
 _BUILTIN_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "math", "operator", "builtins")
 
 
@@ -113,6 +121,11 @@ class Importer:
                 reason="untrusted_class",
                 hint=f"allow it: Repo(..., allow=[{package!r}])",
             )
+        if path in _LOADERS or module.startswith(_LOADING_MODULES):
+            raise NotRebuildable(
+                f"{path} loads code from elsewhere; no record may name it",
+                reason="untrusted_class",
+            )
         if not name or "<" in name:
             raise ClassNotFound(f"{path} is not importable: it is defined inside a function")
         if module == "__main__" and self.main is not None:
@@ -147,4 +160,19 @@ class Importer:
                     f"{path} is gone: {module} ({getattr(owner, '__file__', '?')}) has no {name!r}",
                     hint="pass class_map={old: new} if it was moved or renamed",
                 )
+            if not self._belongs(found):
+                raise NotRebuildable(
+                    f"{path} leads out of the packages allowed for this entry",
+                    reason="untrusted_class",
+                )
         return found
+
+    def _belongs(self, found: Any) -> bool:
+        """Not so a module, nor what an allowed module imported from the standard library."""
+        home = getattr(found, "__module__", None)
+        package = home.partition(".")[0] if isinstance(home, str) else ""
+        if isinstance(found, types.ModuleType):
+            return False
+        if package == "builtins":
+            return getattr(found, "__name__", "") in _SAFE_BUILTINS
+        return package not in sys.stdlib_module_names or package.lstrip("_") in self.packages
