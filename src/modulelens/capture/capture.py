@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -109,9 +110,8 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
 
 
 def _uncalled(module: nn.Module) -> tuple[Fate, str]:
-    if type(module).forward is nn.Module.forward or isinstance(
-        module, (nn.ModuleList, nn.ModuleDict)
-    ):
+    forward = inspect.getattr_static(type(module), "forward", None)
+    if forward is vars(nn.Module)["forward"] or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         members = ", ".join(list(module._modules)[:4])
         return Fate.NOT_CALLED, f"a container without a forward; its members are {members}"
     own = [p for p in module._parameters.values() if p is not None]

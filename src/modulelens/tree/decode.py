@@ -10,6 +10,7 @@ import base64
 import collections
 import enum
 import functools
+import inspect
 import logging
 import pathlib
 import random
@@ -228,11 +229,17 @@ class Decoder:
     def _method(self, body: list[Any]) -> Any:
         owner, name = self.decode(body[0]), body[1]
         cls = owner if isinstance(owner, type) else type(owner)
-        if not hasattr(cls, name):
+        if isinstance(inspect.getattr_static(cls, name, None), (property, types.NoneType)):
             raise NotRebuildable(
                 f"{cls.__qualname__} has no method {name!r} any more", reason="not_importable"
             )
         return getattr(owner, name)
+
+    def _bound(self, body: list[Any]) -> Any:
+        owner, function = self.decode(body[0]), self.decode(body[1])
+        if not isinstance(function, types.FunctionType):
+            raise NotRebuildable("a method bound by hand to no function", reason="opaque_attribute")
+        return types.MethodType(function, owner)
 
     def _enum(self, body: list[Any]) -> Any:
         return self._enum_class(body[0])[body[1]]
@@ -360,6 +367,7 @@ _RULES: dict[str, Callable[[Decoder, Any], Any]] = {
     "$function": Decoder._function,
     "$local": Decoder._local,
     "$method": Decoder._method,
+    "$bound": Decoder._bound,
     "$partial": _partial,
     "$enum": Decoder._enum,
     "$flag": Decoder._flag,

@@ -11,6 +11,7 @@ import base64
 import collections
 import enum
 import functools
+import inspect
 import logging
 import math
 import pathlib
@@ -180,7 +181,10 @@ class Encoder:
             isinstance(value, types.BuiltinMethodType)
             and not isinstance(value.__self__, types.ModuleType)
         ):
-            return {"$method": [self.encode(value.__self__, depth + 1), value.__name__]}
+            owner = self.encode(value.__self__, depth + 1)
+            if isinstance(value, types.MethodType) and not is_own_method(value):
+                return {"$bound": [owner, self.encode(value.__func__, depth + 1)]}
+            return {"$method": [owner, value.__name__]}
         local = local_path(value) if isinstance(value, types.FunctionType) else None
         if local is not None:
             return self._number(value) or {"$local": local | self._enclosed(value, depth)}
@@ -288,6 +292,16 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:  # lone surrogates are no JSON
         return False
     return True
+
+
+def is_own_method(method: types.MethodType) -> bool:
+    """Whether its owner's class has it under its name; else it was bound by hand."""
+    owner = method.__self__
+    cls = owner if isinstance(owner, type) else type(owner)
+    found = inspect.getattr_static(cls, method.__name__, None)
+    if isinstance(found, (classmethod, staticmethod)):
+        found = found.__func__
+    return found is method.__func__
 
 
 def _text(value: str) -> Any:

@@ -1,0 +1,7 @@
+"""Verdicts on an entry: does a rebuilt or edited module do what was captured?"""
+
+from modulelens.verify.check import check
+from modulelens.verify.grade import grade, grade_init, grade_structure
+from modulelens.verify.trial import bind
+
+__all__ = ["bind", "check", "grade", "grade_init", "grade_structure"]
