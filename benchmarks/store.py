@@ -52,15 +52,23 @@ def write_plainly(path: Path, buffers: list[memoryview]) -> None:
                 buffer = buffer[file.write(buffer) :]
 
 
+def write_files(folder: Path, buffers: list[memoryview]) -> None:
+    folder.mkdir()
+    for number, buffer in enumerate(buffers):
+        write_plainly(folder / str(number), [buffer])
+
+
 def bandwidth(folder: Path) -> dict[str, float]:
-    """A put of new blobs against one plain sequential write of the same bytes."""
+    """A put of new blobs against a plain write of the same bytes, to one file and to as many."""
     buffers = storages()
     total = sum(buffer.nbytes for buffer in buffers)
-    plain, put, again = [], [], []
+    plain, many, put, again = [], [], [], []
     for number in range(ROUNDS):
         file, root = folder / "plain", folder / f"repo{number}"
         plain.append(timed(lambda file=file: write_plainly(file, buffers)))
         file.unlink()
+        many.append(timed(lambda: write_files(folder / "many", buffers)))
+        shutil.rmtree(folder / "many")
         store = LocalStore(root)
         put.append(timed(lambda store=store: store.put_blobs(buffers)))
         again.append(timed(lambda store=store: store.put_blobs(buffers)))
@@ -76,7 +84,11 @@ def bandwidth(folder: Path) -> dict[str, float]:
         "plain_write_s": statistics.median(plain),
         "put_s": statistics.median(put),
         "put_again_s": statistics.median(again),
+        "plain_write_of_as_many_files_s": statistics.median(many),
         "put_bandwidth_ratio": statistics.median(p / q for p, q in zip(plain, put, strict=True)),
+        "put_bandwidth_ratio_as_many_files": statistics.median(
+            p / q for p, q in zip(many, put, strict=True)
+        ),
     }
 
 

@@ -206,9 +206,10 @@ def test_a_folder_that_cannot_be_written_can_be_read(store, index):
         (store.root / "index.sqlite").write_bytes(b"")
         LocalStore(store.root).count()
         (store.root / "changes" / f"{entries[0].collection}.x").touch()
-    folders = [path for path in (store.root, *store.root.rglob("*")) if path.is_dir()]
-    for folder in folders:
-        folder.chmod(0o555)
+    everything = [store.root, *store.root.rglob("*")]
+    folders = [path for path in everything if path.is_dir()]
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
     try:
         assert run(lambda send: read_only(store.root, send)) == ["3 3"]
     finally:

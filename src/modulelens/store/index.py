@@ -1,7 +1,6 @@
-"""index.sqlite: the rows of all entries, for search. A cache; the entries' files are the truth.
+"""index.sqlite, a cache of the entries' files: opened, kept current, rebuilt when damaged.
 
-Texts and lists are kept once, in `words`, and a row holds their numbers: rows stay narrow, and a
-filter is tried on each different value instead of on each row.
+How rows lie in it is the matter of table.py.
 """
 
 from __future__ import annotations
@@ -14,51 +13,26 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from modulelens.store.facts import FIELDS, Kind, Row, searched
+from modulelens.store.facts import Row
 from modulelens.store.filesystem import is_local
 from modulelens.store.layout import Layout
 from modulelens.store.locks import locked
 from modulelens.store.query import Filter
 from modulelens.store.sql import PLAIN, compile
+from modulelens.store.table import TABLES, VERSION, Words, keep_rows, put_row, read_rows, select
 
-#: Any change to the tables or to what a row holds needs a new number; old files are rebuilt.
-_VERSION = 1
 _BUSY_S = 30.0
 _CACHE_KIB = 64 * 1024
+#: How often a write starts over because somebody deleted the file meanwhile.
+_TRIES = 10
 
-_COLUMNS = [field for field in FIELDS if field not in PLAIN]
-_WORDS = [field for field in _COLUMNS if FIELDS[field] is not Kind.NUMBER]
-_READ = ", ".join(PLAIN.get(field, field) for field in FIELDS)
-_WRITE = ["collection", "sort", "name", "date", *_COLUMNS]
-# No column of `entries` has a type, so that numbers compare as they were given.
-_TABLES = (
-    f"CREATE TABLE entries (rowid INTEGER PRIMARY KEY, {', '.join(_COLUMNS)},"
-    " name TEXT, date TEXT, collection TEXT, sort TEXT)",
-    "CREATE UNIQUE INDEX by_version ON entries (collection, version)",
-    "CREATE INDEX by_name ON entries (sort, version DESC)",
-    "CREATE TABLE words (word INTEGER PRIMARY KEY, field TEXT, json TEXT, UNIQUE (field, json))",
-    "CREATE TABLE items (field TEXT, value TEXT, word INTEGER,"
-    " PRIMARY KEY (field, value, word)) WITHOUT ROWID",
-    f"PRAGMA user_version = {_VERSION}",
-)
-_UPSERT = (
-    f"INSERT INTO entries ({', '.join(_WRITE)}) VALUES ({', '.join('?' * len(_WRITE))})"
-    " ON CONFLICT (collection, version) DO UPDATE SET "
-    + ", ".join(f"{column} = excluded.{column}" for column in _WRITE)
-)
-_NEWEST = (
-    "NOT EXISTS (SELECT 1 FROM entries AS later WHERE later.collection = entries.collection"
-    " AND later.version > entries.version)"
-)
 _LOGS = ("-wal", "-journal")
 #: Connections that a fork inherited: closing them here would break them for the parent.
 _FORKED: list[sqlite3.Connection] = []
-_ORDER = "ORDER BY sort, version DESC"
 
 T = TypeVar("T")
 #: Rows of a collection as its files say; of all its versions where none are given.
@@ -78,8 +52,8 @@ class Index:
         self._mutex = threading.RLock()
         self._opened: tuple[int, ...] = ()
         self._held: list[tuple[int, sqlite3.Connection]] = []  # one at most, and its process
-        weakref.finalize(self, _close, self._held, layout.index_lock)
-        self._words: dict[int, Any] = {}
+        weakref.finalize(self, _close, self._held, layout.index_lock if writable else None)
+        self._words = Words()
 
     def find(
         self,
@@ -91,12 +65,9 @@ class Index:
     ) -> list[Row]:
         """Matching rows in the natural order of their names, the newest version first."""
         where, params = compile(filter)
-        if newest_only:
-            where = f"{where} AND {_NEWEST}"
-        chosen = f"SELECT rowid FROM entries WHERE {where} {_ORDER} LIMIT ? OFFSET ?"
         params += [-1 if limit is None else limit, offset]
-        sql = f"SELECT {_READ} FROM entries WHERE rowid IN ({chosen}) {_ORDER}"
-        return self._run(lambda db: self._rows(db, db.execute(sql, params).fetchall()))
+        sql = select(where, newest_only=newest_only)
+        return self._run(lambda db: read_rows(db, self._words, sql, params))
 
     def count(self, filter: Filter) -> int:
         """Number of matching rows."""
@@ -120,16 +91,20 @@ class Index:
         False, with a warning, when the index cannot be written now.
         """
         with self._mutex:
-            try:
-                while not self._try_refresh(collection, versions):
-                    pass
-            except sqlite3.OperationalError as error:
-                message = f"{self._layout.index} is behind and will catch up: {error}"
-                warnings.warn(message, stacklevel=5)
-                return False
-            except sqlite3.DatabaseError as error:
-                self._rebuild_damaged(error)
-            return True
+            for rest in reversed(range(_TRIES)):
+                try:
+                    if self._try_refresh(collection, versions):
+                        return True
+                except sqlite3.OperationalError as error:
+                    if rest and self._moved():
+                        continue
+                    message = f"{self._layout.index} is behind and will catch up: {error}"
+                    warnings.warn(message, stacklevel=5)
+                    return False
+                except sqlite3.DatabaseError as error:
+                    self._rebuild_damaged(error)
+                    return True
+            return False
 
     def _try_refresh(self, collection: str, versions: Iterable[int] | None) -> bool:
         db = self._ensure()
@@ -137,13 +112,8 @@ class Index:
         with self._lock(shared=True):
             if self._moved():
                 return False
-            try:
-                self._write(db, [(collection, versions)])
-            except sqlite3.OperationalError:
-                if self._moved():
-                    return False
-                raise
-        return True
+            self._write(db, [(collection, versions)])
+            return True
 
     def rebuild(self) -> int:
         """Builds the index anew from the entries' files; returns the number of rows."""
@@ -153,8 +123,8 @@ class Index:
     def close(self) -> None:
         """Closes the connection; the next use opens it again."""
         with self._mutex:
-            self._words = {}
-            _close(self._held, self._layout.index_lock)
+            self._words.clear()
+            _close(self._held, self._layout.index_lock if self._writable else None)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._mutex:
@@ -212,7 +182,7 @@ class Index:
         return (os.getpid(), info.st_ino, info.st_mtime_ns, info.st_size)
 
     def _moved(self) -> bool:
-        return self._writable and self._state() != self._opened
+        return self._writable and (not self._layout.index.exists() or self._state() != self._opened)
 
     def _connect(self) -> bool:
         self._opened = self._state()
@@ -242,7 +212,7 @@ class Index:
         db: sqlite3.Connection | None = _open(f"{path.absolute().as_uri()}?{mode}")
         assert db is not None
         try:
-            if db.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+            if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
                 return False
             if self._writable:
                 self._hold(db)
@@ -256,7 +226,7 @@ class Index:
 
     def _create(self) -> int:
         _drop(self._held)
-        self._words = {}
+        self._words.clear()
         path = self._layout.index
         if self._writable:
             for end in ("", "-shm", *_LOGS):
@@ -270,7 +240,7 @@ class Index:
         self._opened = self._state()
         everything = ((collection, None) for collection in self._layout.collections())
         try:
-            return self._write(db, everything, before=_TABLES)
+            return self._write(db, everything, before=TABLES)
         except BaseException:
             _drop(self._held)
             raise
@@ -290,34 +260,17 @@ class Index:
                 # Read inside the transaction: who comes second then writes what is newer.
                 wanted = None if versions is None else list(versions)
                 rows = self._read(collection, wanted)
-                _forget(db, collection, wanted, rows)
+                keep_rows(db, collection, rows, wanted)
                 for row in rows.values():
-                    _put(db, collection, row)
+                    put_row(db, self._words, collection, row)
                 written += len(rows)
             db.execute("COMMIT")
         except BaseException:
+            self._words.clear()
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
         return written
-
-    def _rows(self, db: sqlite3.Connection, found: list[tuple[Any, ...]]) -> list[Row]:
-        at = [number for number, field in enumerate(FIELDS) if field in _WORDS]
-        missing = {line[number] for line in found for number in at} - self._words.keys() - {None}
-        for word in missing:
-            (json,) = db.execute("SELECT json FROM words WHERE word = ?", (word,)).fetchone()
-            value = msgspec.json.decode(json)
-            self._words[word] = tuple(value) if isinstance(value, list) else value
-        rows = []
-        for line in found:
-            values = list(line)
-            for number in at:
-                values[number] = self._words.get(line[number], _EMPTY[number])
-            rows.append(Row(*values))
-        return rows
-
-
-_EMPTY = [() if kind is Kind.LIST else None for kind in FIELDS.values()]
 
 
 def _open(uri: str) -> sqlite3.Connection:
@@ -328,9 +281,9 @@ def _open(uri: str) -> sqlite3.Connection:
     return db
 
 
-def _close(held: list[tuple[int, sqlite3.Connection]], lock: Path) -> None:
+def _close(held: list[tuple[int, sqlite3.Connection]], lock: Path | None) -> None:
     # Closing removes the log by its name, which must not be that of an index just rebuilt.
-    with locked(lock, shared=True) if held and lock.exists() else _no_lock():
+    with locked(lock, shared=True) if held and lock and lock.exists() else _no_lock():
         _drop(held)
 
 
@@ -343,43 +296,11 @@ def _drop(held: list[tuple[int, sqlite3.Connection]]) -> None:
     held.clear()
 
 
+_compiled = lru_cache(maxsize=64)(re.compile)
+
+
 def _regexp(pattern: str, text: str | None) -> bool:
-    return text is not None and re.search(pattern, text) is not None
-
-
-def _forget(
-    db: sqlite3.Connection, collection: str, wanted: list[int] | None, rows: dict[int, Row]
-) -> None:
-    if wanted is None:
-        sql = "SELECT version FROM entries WHERE collection = ?"
-        wanted = [version for (version,) in db.execute(sql, (collection,))]
-    gone = [(collection, version) for version in wanted if version not in rows]
-    db.executemany("DELETE FROM entries WHERE collection = ? AND version = ?", gone)
-
-
-def _put(db: sqlite3.Connection, collection: str, row: Row) -> None:
-    natural = re.sub(r"[0-9]+", lambda digits: digits[0].zfill(9), row.name)
-    values: list[Any] = [collection, natural, row.name, row.date]
-    for field in _COLUMNS:
-        value = getattr(row, field)
-        values.append(_word(db, field, value) if field in _WORDS else value)
-    db.execute(_UPSERT, values)
-
-
-def _word(db: sqlite3.Connection, field: str, value: str | tuple[str, ...] | None) -> int | None:
-    if value is None or value == ():
-        return None
-    key = (field, msgspec.json.encode(value).decode())
-    found = db.execute("SELECT word FROM words WHERE field = ? AND json = ?", key).fetchone()
-    if found:
-        return int(found[0])
-    word = db.execute("INSERT INTO words (field, json) VALUES (?, ?)", key).lastrowid
-    assert word is not None
-    items = searched(field, value)
-    db.executemany(
-        "INSERT OR IGNORE INTO items VALUES (?, ?, ?)", ((field, i, word) for i in items)
-    )
-    return word
+    return text is not None and _compiled(pattern).search(text) is not None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from os import W_OK, access
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,7 +204,7 @@ class LocalStore:
     # Names
 
     def alias(self, entry_id: str, alias: str) -> None:
-        """Lets an alias of the entry's collection point at it, and no longer at another version.
+        """Lets an alias point at this version of the collection, and no longer at another.
 
         Raises:
             NotFound: No such entry.
@@ -300,12 +300,7 @@ class LocalStore:
         # Imported late: opening, resolving and reading one entry need no sqlite3.
         from modulelens.store.index import Index
 
-        layout = self._layout
-        return Index(
-            layout,
-            lambda collection, versions: entries.read_rows(layout, collection, versions),
-            writable=self.writable,
-        )
+        return Index(self._layout, partial(entries.read_rows, self._layout), writable=self.writable)
 
     def _fresh_index(self) -> Index:
         changes.settle(self._layout, self._index.refresh, writable=self.writable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 
 from modulelens.errors import NotFound
 from modulelens.records import collection_id
@@ -69,6 +68,8 @@ def _version(layout: Layout, collection: str, suffix: str, name: str) -> int:
     aliases = {} if number else read_pointers(layout, collection).aliases
     if aliases.get(suffix) in versions:
         return aliases[suffix]
+    from difflib import get_close_matches
+
     shown = ", ".join(f"v{version}" for version in versions[:5])
     raise NotFound(
         f"{name!r:.300} has no version or alias {suffix!r:.100}",
@@ -78,6 +79,8 @@ def _version(layout: Layout, collection: str, suffix: str, name: str) -> int:
 
 
 def _suggestions(ref: str, names: Names) -> list[str]:
+    from difflib import get_close_matches
+
     containing = list(names(ref)[:3]) if ref else []
     model = ref.partition("/")[0]
     pool = names(f"{model}/") or names("")

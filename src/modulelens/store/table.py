@@ -1,0 +1,121 @@
+"""How rows lie in the index's tables. Knows SQL, but no file, lock or connection of its own.
+
+Texts and lists are kept once, in `words`, and a row holds their numbers: rows stay narrow, and a
+filter is tried on each different value (in `items`) instead of on each row.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from modulelens.store.facts import FIELDS, Kind, Row, searched
+from modulelens.store.sql import PLAIN
+
+#: Any change to the tables or to what a row holds needs a new number; old files are rebuilt.
+VERSION = 2
+
+_COLUMNS = [field for field in FIELDS if field not in PLAIN]
+_WORDS = [field for field in _COLUMNS if FIELDS[field] is not Kind.NUMBER]
+_WRITE = ["collection", "sort", "name", "date", *_COLUMNS]
+# Rows lie in the order in which they are shown: a search is one walk that stops at its limit.
+# No column has a type but the texts, so that numbers compare as they were given.
+TABLES = (
+    f"CREATE TABLE entries (sort TEXT, collection TEXT, {', '.join(_COLUMNS)},"
+    " name TEXT, date TEXT, PRIMARY KEY (sort, collection, version DESC)) WITHOUT ROWID",
+    "CREATE UNIQUE INDEX by_version ON entries (collection, version)",
+    "CREATE TABLE words (word INTEGER PRIMARY KEY, field TEXT, json TEXT, UNIQUE (field, json))",
+    "CREATE TABLE items (field TEXT, value TEXT, word INTEGER,"
+    " PRIMARY KEY (field, value, word)) WITHOUT ROWID",
+    f"PRAGMA user_version = {VERSION}",
+)
+_READ = ", ".join(PLAIN.get(field, field) for field in FIELDS)
+_UPSERT = (
+    f"INSERT INTO entries ({', '.join(_WRITE)}) VALUES ({', '.join('?' * len(_WRITE))})"
+    " ON CONFLICT (collection, version) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in _WRITE)
+)
+_NEWEST = (
+    "NOT EXISTS (SELECT 1 FROM entries AS later WHERE later.collection = entries.collection"
+    " AND later.version > entries.version)"
+)
+_AT = [number for number, field in enumerate(FIELDS) if field in _WORDS]
+_EMPTY = [() if kind is Kind.LIST else None for kind in FIELDS.values()]
+
+
+class Words:
+    """Numbers of texts and lists that one connection has seen; none is ever taken back."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+        self.numbers: dict[tuple[str, Any], int] = {}
+
+    def clear(self) -> None:
+        """Forgets all: after a rollback some may not exist."""
+        self.values.clear()
+        self.numbers.clear()
+
+
+def select(where: str, *, newest_only: bool) -> str:
+    """The statement that `read_rows` runs; its last parameters are the limit and the offset."""
+    newest = f" AND {_NEWEST}" if newest_only else ""
+    order = "ORDER BY sort, collection, version DESC LIMIT ? OFFSET ?"
+    return f"SELECT {_READ} FROM entries WHERE {where}{newest} {order}"
+
+
+def read_rows(db: sqlite3.Connection, words: Words, sql: str, params: list[Any]) -> list[Row]:
+    """The rows that a `select` finds."""
+    found = db.execute(sql, params).fetchall()
+    for word in {line[number] for line in found for number in _AT} - words.values.keys() - {None}:
+        (json,) = db.execute("SELECT json FROM words WHERE word = ?", (word,)).fetchone()
+        value = msgspec.json.decode(json)
+        words.values[word] = tuple(value) if isinstance(value, list) else value
+    rows = []
+    for line in found:
+        values = list(line)
+        for number in _AT:
+            values[number] = words.values.get(line[number], _EMPTY[number])
+        rows.append(Row(*values))
+    return rows
+
+
+def put_row(db: sqlite3.Connection, words: Words, collection: str, row: Row) -> None:
+    """Writes a row in place of an older one of the same version."""
+    natural = re.sub(r"[0-9]+", lambda digits: digits[0].zfill(9), row.name)
+    values: list[Any] = [collection, natural, row.name, row.date]
+    for field in _COLUMNS:
+        value = getattr(row, field)
+        if field in _WORDS:
+            key = (field, value)
+            if value is not None and value != () and key not in words.numbers:
+                words.numbers[key] = _number(db, field, value)
+            value = words.numbers.get(key)
+        values.append(value)
+    db.execute(_UPSERT, values)
+
+
+def keep_rows(
+    db: sqlite3.Connection, collection: str, kept: Iterable[int], of: Iterable[int] | None
+) -> None:
+    """Removes the rows of a collection, or of some versions of it, except those to keep."""
+    if of is None:
+        sql = "SELECT version FROM entries WHERE collection = ?"
+        of = [version for (version,) in db.execute(sql, (collection,))]
+    gone = [(collection, version) for version in set(of).difference(kept)]
+    db.executemany("DELETE FROM entries WHERE collection = ? AND version = ?", gone)
+
+
+def _number(db: sqlite3.Connection, field: str, value: str | tuple[str, ...]) -> int:
+    key = (field, msgspec.json.encode(value).decode())
+    found = db.execute("SELECT word FROM words WHERE field = ? AND json = ?", key).fetchone()
+    if found:
+        return int(found[0])
+    word = db.execute("INSERT INTO words (field, json) VALUES (?, ?)", key).lastrowid
+    assert word is not None
+    items = [(field, item, word) for item in searched(field, value)]
+    db.executemany("INSERT OR IGNORE INTO items VALUES (?, ?, ?)", items)
+    return word
