@@ -201,7 +201,9 @@ class Worker:
         own = getattr(errors, raised["kind"], None)
         if raised["own"] and isinstance(own, type) and issubclass(own, errors.ModuleLensError):
             extra = {"reason": raised["reason"]} if own is errors.NotRebuildable else {}
-            return own(raised["message"], hint=raised["hint"], **extra)
+            error = own(raised["message"], hint=raised["hint"], **extra)
+            error.did_you_mean = tuple(raised["did_you_mean"])
+            return error
         return errors.ForeignError(
             f"{target} raised {raised['kind']}: {raised['message']}",
             kind=raised["kind"],

@@ -167,6 +167,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "message": error.message if isinstance(error, ModuleLensError) else str(error)[:4000],
         "hint": getattr(error, "hint", "") if own else "",
         "reason": getattr(error, "reason", "") if own else "",
+        "did_you_mean": getattr(error, "did_you_mean", ()) if own else (),
         "traceback": "".join(traceback.format_exception(error))[-8000:],
     }
 
