@@ -62,6 +62,7 @@ def _code(member: object) -> CodeType | None:
 
 def _text(cls: type, file: str) -> tuple[str, int, bool]:
     """The class block whose methods are the ones that run, not merely the first of that name."""
+    linecache.checkcache(file)
     lines = linecache.getlines(file) if file else []
     codes = [c for c in map(_code, vars(cls).values()) if c is not None and _is_own(c, cls)]
     starts = sorted(c.co_firstlineno for c in codes if c.co_filename.endswith(Path(file).name))

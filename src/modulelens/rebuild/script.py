@@ -37,9 +37,9 @@ def class_of_script(file: str, name: str) -> Any:
         raise ClassNotFound(
             f"{file} belongs to another user; its code is not run", hint="copy it and trace again"
         )
-    found: Any = vars(
-        _definitions(str(path.resolve()), path.stat().st_mtime_ns, name.partition(".")[0])
-    )
+    script = _script(str(path.resolve()), path.stat().st_mtime_ns)
+    script.define(name.partition(".")[0])
+    found: Any = vars(script.module)
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
         if found is None:
@@ -47,32 +47,48 @@ def class_of_script(file: str, name: str) -> Any:
     return found
 
 
-@functools.lru_cache(maxsize=256)
-def _definitions(file: str, _modified: int, name: str) -> types.ModuleType:
-    source = Path(file).read_text()
-    try:
-        body = ast.parse(source, file).body
-    except SyntaxError as error:
-        raise ClassNotFound(f"{file}:{error.lineno}: {error.msg}", hint="mend the file") from error
-    needed = _slice(body, name)
-    module = types.ModuleType("__main__")
-    module.__file__ = file
-    folder = str(Path(file).parent)
-    sys.path.append(folder)
-    try:
-        code = compile(ast.Module(needed, []), file, "exec", dont_inherit=True)
-        exec(code, vars(module))
-    except Exception as error:  # boundary: the user's definitions
-        raise ClassNotFound(
-            f"{file}: {type(error).__name__}: {error}", hint="its definitions do not run"
-        ) from error
-    finally:
-        sys.path.remove(folder)
-    return module
+class _Script:
+    """One state of a file and the module that its definitions fill, each run once.
+
+    All names come from one module: classes of one script know each other by identity.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._done: set[int] = set()
+        self.module = types.ModuleType("__main__")
+        self.module.__file__ = file
+        try:
+            self._body = ast.parse(Path(file).read_text(), file).body
+        except SyntaxError as error:
+            raise ClassNotFound(
+                f"{file}:{error.lineno}: {error.msg}", hint="mend the file"
+            ) from error
+
+    def define(self, name: str) -> None:
+        """Runs what the name needs and was not run yet, in the order of the file."""
+        needed = [number for number in _slice(self._body, name) if number not in self._done]
+        folder = str(Path(self._file).parent)
+        sys.path.append(folder)
+        try:
+            tree = ast.Module([self._body[number] for number in needed], [])
+            exec(compile(tree, self._file, "exec", dont_inherit=True), vars(self.module))
+        except Exception as error:  # boundary: the user's definitions
+            raise ClassNotFound(
+                f"{self._file}: {type(error).__name__}: {error}", hint="its definitions do not run"
+            ) from error
+        finally:
+            sys.path.remove(folder)
+        self._done.update(needed)
 
 
-def _slice(body: list[ast.stmt], name: str) -> list[ast.stmt]:
-    """The statements that bind `name` and, in turn, the names they use."""
+@functools.lru_cache(maxsize=16)
+def _script(file: str, _modified: int) -> _Script:
+    return _Script(file)
+
+
+def _slice(body: list[ast.stmt], name: str) -> list[int]:
+    """The numbers of the statements that bind `name` and, in turn, the names they use."""
     wanted, chosen = {name}, set[int]()
     changed = True
     while changed:
@@ -86,7 +102,7 @@ def _slice(body: list[ast.stmt], name: str) -> list[ast.stmt]:
                 chosen.add(number)
                 wanted |= _used(statement)
                 changed = True
-    return [body[number] for number in sorted(chosen)]
+    return sorted(chosen)
 
 
 def _always(statement: ast.stmt) -> bool:
