@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -75,6 +77,8 @@ def run_step(case: Case, model: nn.Module, trace: ml.Trace | None = None) -> Out
     """One training step with the optimizer's, or one forward."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
     with trace or torch.enable_grad():
         result = case.step(model)
         if case.train:

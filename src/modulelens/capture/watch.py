@@ -304,9 +304,21 @@ class Watch:
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, tensor in enumerate(unique):
             if tensor.requires_grad and torch.is_grad_enabled():
-                hook: Any = functools.partial(self._add_gradient, into, str(place))
-                hook.__torch_unserializable__ = True  # else saving this tensor would warn
-                self._undo.append(tensor.register_hook(hook).remove)
+                self._undo.append(self._watch_gradient(into, str(place), tensor).remove)
+
+    def _watch_gradient(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
+        node, number = tensor.grad_fn, tensor.output_nr
+        if node is None:
+            leaf: Any = functools.partial(self._add_gradient, into, place)
+            leaf.__torch_unserializable__ = True  # else saving this tensor would warn
+            return tensor.register_hook(leaf)
+
+        def arrived(grads: tuple[Tensor | None, ...]) -> None:
+            if (grad := grads[number]) is not None:
+                self._add_gradient(into, place, grad)
+
+        # At the node: what arrives there has passed the hooks that the user put on the tensor.
+        return node.register_prehook(arrived)
 
     def _param_grad(self, parameter: int, grad: Tensor) -> None:
         self._add_gradient(self.param_grads, parameter, grad)
