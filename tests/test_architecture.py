@@ -7,7 +7,9 @@ the file's path for its size, `path::name` for a class or body, the package for 
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
+import tokenize
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -146,14 +148,28 @@ def test_exported_names_are_sorted() -> None:
             assert kinds == sorted(kinds), relative(path)
 
 
+def code_lines(path: Path) -> int:
+    """Lines that hold code: without blanks, comments and docstrings."""
+    source = path.read_text(encoding="utf-8")
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in skipped | {tokenize.ENDMARKER}
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
 def test_the_core_stays_small() -> None:
-    aside = {"apps", "skills"}
-    total = sum(
-        len(path.read_text(encoding="utf-8").splitlines())
-        for path in FILES
-        if path.relative_to(SRC).parts[0] not in aside
-    )
-    assert total <= CORE_LINES
+    # What is counted, and why: docs/decisions/0001-size-of-the-core.md
+    aside = {"apps", "skills", "cli", "report", "widget"}
+    core = [path for path in FILES if path.relative_to(SRC).parts[0] not in aside]
+    assert sum(map(code_lines, core)) <= CORE_LINES
 
 
 def test_each_optional_package_is_imported_in_one_file() -> None:
