@@ -27,7 +27,7 @@ _MIXED = "mixed"
 _WORDS = 624
 _Words = ctypes.c_char * (4 * (_WORDS + 1))
 _SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
-_FP32 = tuple((b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
+_FP32 = tuple((f"{b}.{op}", b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
 
 
 def read_ambient() -> Ambient:
@@ -159,7 +159,7 @@ def _set_matmul_precision(name: str) -> None:
 
 
 def _read_fp32() -> dict[str, str]:
-    return {f"{b}.{op}": _C._get_fp32_precision_getter(b, op) for b, op in _FP32}
+    return {key: _C._get_fp32_precision_getter(b, op) for key, b, op in _FP32}
 
 
 def _set_fp32(values: dict[str, str]) -> None:

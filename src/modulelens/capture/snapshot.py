@@ -28,7 +28,8 @@ class Snapshot:
     """One storage as it was. `data` is on the CPU once `settle` ran.
 
     `low` and `high` bound the bytes that some tensor showed; `start` is where `data` begins in
-    the original storage (0 unless only a part was copied).
+    the original storage (0 unless only a part was copied). `version` is torch's write counter,
+    which is what tells a write where bytes can't be compared: on an accelerator.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Snapshot:
     nbytes: int
     data: torch.UntypedStorage
     shared: bool
+    version: int = -1
     start: int = 0
     low: int = 1 << 62
     high: int = 0
@@ -185,6 +187,7 @@ class Snapshots:
             nbytes=storage.nbytes(),
             data=data,
             shared=shared,
+            version=_version(tensor),
             start=start,
             pending=pending,
         )
@@ -210,11 +213,12 @@ class Snapshots:
         return host.untyped_storage(), event
 
     def _same_bytes(self, tensor: Tensor, snapshot: Snapshot) -> bool:
-        if snapshot.pending is not None or tensor.device.type != "cpu":
-            return False
         storage = tensor.untyped_storage()
         if storage.nbytes() != snapshot.nbytes:
             return False
+        if tensor.device.type != "cpu":
+            same_place = _base(tensor) == snapshot.base
+            return same_place and snapshot.version == _version(tensor) >= 0
         low, high = _extent(tensor) if tensor.numel() else (0, 0)
         if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
             return False
@@ -229,6 +233,10 @@ def _fits(tensor: Tensor, ref: TensorRef) -> bool:
         and ref.spec.shape == tensor.shape
         and ref.leaf == tensor.is_leaf
     )
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _base(tensor: Tensor) -> int:
