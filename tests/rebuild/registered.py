@@ -1,4 +1,4 @@
-"""A module whose constructor leaves something behind in the process, and modules around it."""
+"""Modules whose grades need care: registries, ties, and callers that meddle with outputs."""
 
 from __future__ import annotations
 
@@ -51,3 +51,52 @@ class TiedInside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x).relu())
+
+
+class WritesToOutput(nn.Module):
+    """Masks its child's output in place; the output is a view, so its history is written anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x.unsqueeze(0))
+        y[:, 0] = 0.0
+        return y
+
+
+class HooksActivation(nn.Module):
+    """Puts a gradient hook of its own on its child's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y.register_hook(lambda grad: grad * 0.5)
+        return y.exp()
+
+
+class SideChannel(nn.Module):
+    """Its child's weight reaches the loss through an attribute as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Leaking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).sum() + self.inner.penalty
+
+
+class Leaking(nn.Linear):
+    """Keeps a penalty aside instead of returning it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.penalty = self.weight.square().mean()
+        return y

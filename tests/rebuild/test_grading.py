@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.rebuild.registered import Holder, TiedInside
+from tests.rebuild.registered import (
+    Holder,
+    HooksActivation,
+    SideChannel,
+    TiedInside,
+    WritesToOutput,
+)
 
 import modulelens as ml
 from modulelens.entry import _import_path
@@ -51,3 +57,22 @@ def test_tied_parameters_and_closures_as_hooks(tmp_path: Path, tracked: bool) ->
     module = root.rebuild()
     assert module.first.weight is module.second.weight
     assert set(root.grads()["parameters"]) == {"first.weight", "second.weight"}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (WritesToOutput, "output_modified_by_caller"),
+        (SideChannel, "gradient_side_channel"),
+        (HooksActivation, None),
+    ],
+)
+def test_gradients_that_do_not_come_through_the_outputs_are_named(
+    model: type[torch.nn.Module], reason: str | None, tmp_path: Path
+) -> None:
+    entries = {e.fqn: e for e in ml.Repo(tmp_path / "repo").add(traced(model(), 4))}
+    assert all(e.grade.level is GradeLevel.EXACT for e in entries.values())
+    assert entries[""].grade.param_grads is GradeLevel.EXACT
+    found = entries["inner"].grade
+    assert found.reasons.get("param_grads", (None, ""))[0] == reason, found.reasons
+    assert (found.param_grads is GradeLevel.EXACT) == (reason is None)

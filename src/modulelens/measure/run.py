@@ -215,4 +215,7 @@ def _backward_totals(leaves: list[Tensor], totals: Sequence[Tensor | None]) -> N
 
 
 def _replace_gradient(leaf: Tensor, total: Tensor) -> Any:
+    # Asked for first: torch crashes at a hook on a view that was written to before its history
+    # was written anew.
+    _ = leaf.grad_fn
     return leaf.register_hook(lambda _: total)

@@ -48,7 +48,7 @@ def _rank(found: Grade) -> tuple[int, ...]:
 def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
     outputs, buffers, reasons = GradeLevel.EXACT, None, dict[str, tuple[str, str]]()
     sums: dict[str, Tensor] = {}
-    worst = 0.0
+    worst, silent = 0.0, False
     for call in reversed(range(len(replay.metadata.calls))):
         try:
             ready = replay.ready(call, strategy)
@@ -70,7 +70,10 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
                 reasons["buffers"] = (Reason.MISMATCH.value, changed.reason)
         if replay.call(call).step == 0:  # the step whose parameter gradients were kept
             _add_gradients(sums, ready.run)
-    grads, why = (None, None) if outputs is GradeLevel.NO else _grade_gradients(replay, sums)
+            silent |= _silent(ready.run, trial)
+    grads, why = (
+        (None, None) if outputs is GradeLevel.NO else _grade_gradients(replay, sums, silent)
+    )
     if why:
         reasons["param_grads"] = why
     return Grade(
@@ -139,11 +142,18 @@ def _add_gradients(sums: dict[str, Tensor], run: Run) -> None:
         sums[name] = sums[name] + grad if name in sums else grad.clone()
 
 
+def _silent(run: Run, trial: Trial) -> bool:
+    if run.grad_output is None:  # no output got a gradient
+        return any(tensor.requires_grad for tensor in flatten(trial.output).tensors)
+    return any(seed is None for seed in run.grad_output)
+
+
 def _grade_gradients(
-    replay: Replay, sums: dict[str, Tensor]
+    replay: Replay, sums: dict[str, Tensor], silent: bool
 ) -> tuple[GradeLevel | None, tuple[str, str] | None]:
+    """`silent` says that some output which requires grad got none in the step."""
     metadata = replay.metadata
-    if not metadata.param_grads or not any(call.grad_output for call in metadata.calls):
+    if not metadata.param_grads:
         return None, None
     if metadata.dropped_calls:
         return None, (
@@ -177,6 +187,9 @@ def _grade_gradients(
     summed = _summed_in(metadata)
     if compared(summed, same_code=False).status.passed:
         return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
+    if silent and not own.keys() <= sums.keys():
+        text = f"{found.reason}; an output got no gradient, as when its caller writes to it"
+        return GradeLevel.NO, (Reason.OUTPUT_MODIFIED_BY_CALLER.value, text)
     text = f"{found.reason}; gradient reaches it other than through its outputs"
     return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
 
