@@ -314,12 +314,16 @@ class Entry:
 
     def _note(self, **fields: Any) -> None:
         """Keeps a result with the entry, so that it can be searched; a read-only repo is fine."""
+        if self._store.writable:
+            self._change(lambda _: fields)
+
+    def _change(self, fields: Callable[[Metadata], dict[str, Any]]) -> None:
+        """Replaces fields of the stored record, given the record as it is by now."""
         import msgspec
 
-        if self._store.writable:
-            self._metadata = self._store.update(
-                self.id, lambda m: msgspec.structs.replace(m, **fields)
-            )
+        self._metadata = self._store.update(
+            self.id, lambda m: msgspec.structs.replace(m, **fields(m))
+        )
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
         from modulelens.stored import replay_of

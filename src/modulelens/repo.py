@@ -214,7 +214,7 @@ class Repo:
     def tag(self, entry: Entry | str, *tags: str) -> Entry:
         """Adds tags to an entry."""
         found = self._as_entry(entry)
-        found._note(tags=tuple(dict.fromkeys((*found.metadata.tags, *tags))))
+        found._change(lambda m: {"tags": tuple(dict.fromkeys((*m.tags, *tags)))})
         return found
 
     def alias(self, entry: Entry | str, alias: str) -> None:
