@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -57,6 +58,22 @@ def mixtral() -> nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
+def wav2vec2() -> nn.Module:
+    config = transformers.Wav2Vec2Config(
+        vocab_size=32,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        conv_dim=(16, 16),
+        conv_stride=(4, 4),
+        conv_kernel=(8, 8),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+    )
+    return transformers.Wav2Vec2ForCTC(config)
+
+
 def tokens(seed: int, length: int = LENGTH) -> Tensor:
     """Token ids, shape (2, length)."""
     generator = torch.Generator().manual_seed(seed)
@@ -81,6 +98,14 @@ def masked_step(model: nn.Module) -> Tensor:
 def translation_step(model: nn.Module) -> Tensor:
     """Loss of a target given a source."""
     return model(input_ids=tokens(3), labels=tokens(4, length=7)).loss
+
+
+def speech_step(model: nn.Module) -> Tensor:
+    """CTC loss on noise; masks time steps at random with numpy, in place."""
+    generator = torch.Generator().manual_seed(7)
+    sound = torch.rand(2, 800, generator=generator)
+    labels = torch.randint(1, 30, (2, 5), generator=generator)
+    return model(input_values=sound, labels=labels).loss
 
 
 def cached_step(model: nn.Module) -> Tensor:
@@ -108,7 +133,7 @@ def under_autocast(step: Step) -> Step:
     return autocast
 
 
-def checkpointed(build: type | object) -> object:
+def checkpointed(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """The same model with activation checkpointing."""
 
     def built() -> nn.Module:
@@ -132,4 +157,5 @@ CASES = [
     Case("t5 bf16", t5, under_autocast(translation_step)),
     Case("mixtral", mixtral, language_step),
     Case("mixtral bf16", mixtral, under_autocast(language_step)),
+    Case("wav2vec2", wav2vec2, speech_step),
 ]
