@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Snapshot:
     data: torch.UntypedStorage
     shared: bool
     version: int = -1
+    retired: bool = False
     start: int = 0
     low: int = 1 << 62
     high: int = 0
@@ -110,6 +112,12 @@ class Snapshots:
             tensor.data_ptr()  # un-shares it if it is shared already
             self._never_shared[_C._storage_address(tensor)] = tensor.untyped_storage()
 
+    def retire(self, snapshots: Iterable[Snapshot]) -> None:
+        """These are not met again: their memory is the live tensors' own from now on."""
+        for snapshot in snapshots:
+            snapshot.retired = True
+            self._by_place.pop((snapshot.base, snapshot.nbytes), None)
+
     def forget_live(self) -> None:
         """Drops all that refers to live tensors. Snapshots taken so far stay valid."""
         self._latest.clear()
@@ -119,6 +127,8 @@ class Snapshots:
 
     def _unchanged(self, tensor: Tensor, ref: TensorRef) -> bool:
         if ref.key is None or not _fits(tensor, ref):
+            return False
+        if self.taken[int(ref.key[1:])].retired:
             return False
         # A kernel may have taken shared pages for itself and written nothing: sharing them anew
         # is cheap, comparing them each time is not.

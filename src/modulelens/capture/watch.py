@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from modulelens.capture.beside import Beside
 from modulelens.capture.hook import OwnId, put_hook
 from modulelens.capture.keep import Keep
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
@@ -88,6 +89,7 @@ class Watch:
         self._undo: list[Callable[[], Any]] = []
         self._deferred: set[int] = set()
         self._quiet: dict[int, list[int]] = {}
+        self._first = len(snapshots.taken)
 
     # ---- install and remove
 
@@ -130,6 +132,16 @@ class Watch:
             self._quiet[number] = [number, *below]
         if self.keep.grads:
             self._watch_parameters(noted)
+        if torch.is_grad_enabled():
+            self._copy_beside()
+
+    def _copy_beside(self) -> None:
+        beside = Beside(self.snapshots.taken[self._first :])
+        self._undo.append(beside.end)
+        before = torch_optimizer.register_optimizer_step_pre_hook(
+            lambda *_: self.snapshots.retire(beside.give_back())
+        )
+        self._undo.append(before.remove)
 
     def _hush(self) -> None:
         # Compiled modules warn at a global hook that it may fire twice; ours knows its modules.
