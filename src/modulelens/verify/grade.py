@@ -172,6 +172,11 @@ def _grade_gradients(
     if not own:
         return None, (Reason.SHARED_PARAMETER.value, "its parameters are used outside it as well")
 
+    if not silent and not any(call.grad_output for call in metadata.calls):
+        why = "no gradient of its outputs was seen: the forward ran without grad, as when it is "
+        why += "checkpointed, or they are no plain tensors"
+        return None, (Reason.NOT_KEPT.value, why)
+
     def compared(dtype: torch.dtype | None, *, same_code: bool) -> Check:
         leaves: list[LeafCheck] = []
         for name, grad in own.items():
