@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.capture import zoo
@@ -15,6 +16,8 @@ from torch import nn
 
 import modulelens as ml
 from modulelens.errors import NotFound, NotRebuildable, UsageError
+from modulelens.rebuild import Payload
+from modulelens.replay import Replay
 from modulelens.verify import check
 
 BOTH = [
@@ -126,3 +129,21 @@ def test_another_process_rebuilds_the_same(tmp_path: Path, elsewhere: Callable[.
     assert there["output"] == entry.outputs().tolist()
     assert there["devices"] == ["cpu"]
     assert elsewhere("check", repo=str(repo), ref=entry.id, backward=True)["status"] == "EXACT"
+
+
+@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "builtins:eval", "posix:system"])
+def test_a_record_cannot_allow_itself_the_standard_library(path: str, tmp_path: Path) -> None:
+    live = entries_of("LambdaAttribute", tmp_path / "repo")[""]._replay()
+    wanted = (*live.metadata.packages, path.partition(":")[0])
+    metadata = msgspec.structs.replace(live.metadata, packages=wanted)
+    payload = Payload(metadata, live.payload.blob, live.payload.storage)
+    with pytest.raises(NotRebuildable, match="outside the packages allowed") as caught:
+        Replay(payload).importer.get(path)
+    assert caught.value.reason == "untrusted_class"
+
+
+def test_functions_of_another_package_of_the_users_come_along(tmp_path: Path) -> None:
+    entry = entries_of("HookedByFunction", tmp_path / "repo")[""]
+    assert entry.cls.startswith("torch.")
+    assert "tests" in entry.metadata.packages
+    assert "tests" in entry.metadata.roots
