@@ -205,8 +205,10 @@ class Trace:
         while self._undo:
             self._undo.pop()()
         _active.pop(self._outer, None)
-        self.captures = captures_of(self)
-        self.coverage = coverage_of(self)
+        try:
+            self.captures, self.coverage = captures_of(self), coverage_of(self)
+        except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's optimizer step
+            self.warnings.append(f"the trace cannot be read: {type(error).__name__}: {error}")
         self.snapshots.forget_live()
         self.nodes.forget_live()
 
