@@ -33,7 +33,11 @@ def rows(n: int = 3, width: int = 4) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and a forward of it. `spoiled` maps an fqn to the reason why it isn't exact."""
+    """A model and a forward of it.
+
+    `spoiled` maps an fqn to the reason why it isn't exact; for those in `ungraded` no gradient of
+    an output was kept, so that those of its parameters are not graded.
+    """
 
     build: Callable[[], nn.Module]
     forward: Forward = lambda model: model(rows())
@@ -42,6 +46,7 @@ class Case:
     warmup: int = 0
     track: bool = True
     spoiled: dict[str, str] = dataclasses.field(default_factory=dict)
+    ungraded: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass

@@ -100,3 +100,6 @@ def test_what_was_recorded_replays_exactly_or_says_why_not(one: Seen, name: str)
     assert wrong.keys() == CASES[name].spoiled.keys(), wrong
     for fqn, reason in CASES[name].spoiled.items():
         assert reason in wrong[fqn]
+    missing = [e for e in one.entries if e.grade and e.grade.reasons.get("param_grads", "")]
+    unkept = {e.fqn for e in missing if e.grade and e.grade.reasons["param_grads"][0] == "not_kept"}
+    assert unkept == set(CASES[name].ungraded)
