@@ -45,6 +45,7 @@ class Reason(str, enum.Enum):
     SHAPE_ONLY = "shape_only"
     NOT_KEPT = "not_kept"
     SHARED_PARAMETER = "shared_parameter"
+    SHARED_INPUT = "shared_input"
     MISMATCH = "mismatch"
     RUNTIME_ERROR = "runtime_error"
     CRASHED = "crashed"

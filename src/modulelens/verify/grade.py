@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
 from modulelens.measure.compare import compare, verdict
-from modulelens.measure.run import Run
 from modulelens.rebuild import Strategy
-from modulelens.records import Check, Grade, GradeLevel, LeafCheck, Metadata, Reason, Status
+from modulelens.records import Grade, GradeLevel, Reason, Status
 from modulelens.replay import Replay, Replayed
-from modulelens.tree import dtype_of, flatten
+from modulelens.tree import flatten
+from modulelens.verify.gradients import Gradients
 from modulelens.verify.trial import Trial, attempt
 
 _LEVELS = (GradeLevel.EXACT, GradeLevel.CLOSE, GradeLevel.SHAPE, GradeLevel.NO)
@@ -47,8 +44,8 @@ def _rank(found: Grade) -> tuple[int, ...]:
 
 def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
     outputs, buffers, reasons = GradeLevel.EXACT, None, dict[str, tuple[str, str]]()
-    sums: dict[str, Tensor] = {}
-    worst, silent = 0.0, False
+    gradients = Gradients(replay)
+    worst = 0.0
     for call in reversed(range(len(replay.metadata.calls))):
         try:
             ready = replay.ready(call, strategy)
@@ -68,20 +65,17 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
             buffers = max(buffers or GradeLevel.EXACT, found, key=_LEVELS.index)
             if found is GradeLevel.NO:
                 reasons["buffers"] = (Reason.MISMATCH.value, changed.reason)
-        if replay.call(call).step == 0:  # the step whose parameter gradients were kept
-            _add_gradients(sums, ready.run)
-            silent |= _silent(ready.run, trial)
-    grads, why = (
-        (None, None) if outputs is GradeLevel.NO else _grade_gradients(replay, sums, silent)
-    )
-    if why:
-        reasons["param_grads"] = why
+        gradients.add(call, ready.run, trial)
+    param_grads = input_grads = None
+    if outputs is not GradeLevel.NO:
+        param_grads, input_grads = gradients.grade(reasons)
     return Grade(
         level=outputs,
         strategy=strategy,
         outputs=outputs,
         buffers=buffers,
-        param_grads=grads,
+        param_grads=param_grads,
+        input_grads=input_grads,
         reasons=reasons,
         max_abs=worst or None,
         calls=len(replay.metadata.calls),
@@ -134,72 +128,3 @@ def _grade_outputs(
         text = "two replays from one random state differ: it draws from outside the streams"
         return GradeLevel.NO, (Reason.OUTSIDE_ENTROPY.value, text), worst
     return GradeLevel.NO, (Reason.MISMATCH.value, found.reason), worst
-
-
-def _add_gradients(sums: dict[str, Tensor], run: Run) -> None:
-    # Calls are visited last to first, which is the order in which backward adds them up.
-    for name, grad in run.gradients()[0].items():
-        sums[name] = sums[name] + grad if name in sums else grad.clone()
-
-
-def _silent(run: Run, trial: Trial) -> bool:
-    if run.grad_output is None:  # no output got a gradient
-        return any(tensor.requires_grad for tensor in flatten(trial.output).tensors)
-    return any(seed is None for seed in run.grad_output)
-
-
-def _grade_gradients(
-    replay: Replay, sums: dict[str, Tensor], silent: bool
-) -> tuple[GradeLevel | None, tuple[str, str] | None]:
-    """`silent` says that some output which requires grad got none in the step."""
-    metadata = replay.metadata
-    if not metadata.param_grads:
-        return None, None
-    if metadata.dropped_calls:
-        return None, (
-            Reason.NOT_KEPT.value,
-            f"{metadata.dropped_calls} calls were not kept; the sum is not complete",
-        )
-    prefix = f"{metadata.fqn}." if metadata.fqn else ""
-    shared = {
-        n for n, others in metadata.ties.items() if any(not o.startswith(prefix) for o in others)
-    }
-    own = {
-        name: replay.gradient(structure)
-        for name, structure in metadata.param_grads.items()
-        if name not in shared and not any(name in metadata.ties.get(n, ()) for n in shared)
-    }
-    if not own:
-        return None, (Reason.SHARED_PARAMETER.value, "its parameters are used outside it as well")
-
-    if not silent and not any(call.grad_output for call in metadata.calls):
-        why = "no gradient of its outputs was seen: the forward ran without grad, as when it is "
-        why += "checkpointed, or they are no plain tensors"
-        return None, (Reason.NOT_KEPT.value, why)
-
-    def compared(dtype: torch.dtype | None, *, same_code: bool) -> Check:
-        leaves: list[LeafCheck] = []
-        for name, grad in own.items():
-            sides = [
-                s if s is None or dtype is None else s.to(dtype) for s in (grad, sums.get(name))
-            ]
-            leaves += compare(*sides, path=f'grad["{name}"]', same_code=same_code)
-        return verdict(leaves)
-
-    found = compared(None, same_code=True)
-    if found.status is Status.EXACT:
-        return GradeLevel.EXACT, None
-    summed = _summed_in(metadata)
-    if compared(summed, same_code=False).status.passed:
-        return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
-    if silent and not own.keys() <= sums.keys():
-        text = f"{found.reason}; an output got no gradient, as when its caller writes to it"
-        return GradeLevel.NO, (Reason.OUTPUT_MODIFIED_BY_CALLER.value, text)
-    text = f"{found.reason}; gradient reaches it other than through its outputs"
-    return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
-
-
-def _summed_in(metadata: Metadata) -> torch.dtype | None:
-    """Under autocast the calls share one cast of a weight, and their gradients add up in it."""
-    kinds = {a.dtype for call in metadata.calls for a in call.context.ambient.autocast}
-    return dtype_of(kinds.pop()) if len(metadata.calls) > 1 and len(kinds) == 1 else None
