@@ -16,7 +16,7 @@ import msgspec
 
 from modulelens.entry import Entry, _import_path
 from modulelens.errors import ModuleLensError, TimedOut, UsageError
-from modulelens.records import Grade, GradeLevel, Reason
+from modulelens.records import Grade, GradeLevel, Metadata, Reason
 from modulelens.store import FsckReport, GcReport, LocalStore, Row
 
 if TYPE_CHECKING:
@@ -102,11 +102,16 @@ class Repo:
         entries: list[Entry] = []
         with self._store.adding():
             ingest.run()
-            for metadata, state in ingest.entries():
-                metadata = msgspec.structs.replace(metadata, tags=tuple(tags))
-                stored = self._store.put_entry(metadata, state, aliases=aliases)
+            new = [
+                (msgspec.structs.replace(metadata, tags=tuple(tags)), state)
+                for metadata, state in ingest.entries()
+            ]
+
+            def note(stored: Metadata) -> None:
                 entries.append(Entry(self._store, stored, self._allow))
                 report(len(entries), total)
+
+            self._store.put_entries(new, aliases=aliases, progress=note)
         if verify:
             self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
         return entries

@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_can_be_read(store, index):
     if index == "behind":
         (store.root / "index.sqlite").write_bytes(b"")
         LocalStore(store.root).count()
-        (store.root / "changes" / f"{entries[0].collection}.x").touch()
+        (store.root / "changes" / "x").write_text(entries[0].collection)
     everything = [store.root, *store.root.rglob("*")]
     folders = [path for path in everything if path.is_dir()]
     for path in everything:

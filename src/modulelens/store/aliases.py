@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 
-from modulelens.errors import Corrupted, NotFound, UsageError
+from modulelens.errors import NotFound, UsageError
 from modulelens.records import from_json, to_json
 from modulelens.store.files import read_regular, space_for, write_atomic
 from modulelens.store.layout import Layout
-from modulelens.store.locks import locked
 
 _VERSION_LIKE = re.compile(r"v?\d+")
 
@@ -41,37 +39,15 @@ def read_pointers(layout: Layout, collection: str) -> Pointers:
         return Pointers()
 
 
-def pointers_or_none(layout: Layout, collection: str) -> Pointers:
-    """The same, but none where the file is damaged: search shows the entries without aliases."""
-    try:
-        return read_pointers(layout, collection)
-    except Corrupted:
-        return Pointers()
-
-
-@contextmanager
-def collection_lock(layout: Layout, collection: str) -> Iterator[None]:
-    """Only one process at a time changes what a collection already holds."""
-    with locked(layout.collection(collection) / "lock"):
-        yield
-
-
-def change_pointers(
-    layout: Layout, collection: str, change: Callable[[Pointers], Pointers]
-) -> Pointers:
-    """Rewrites aliases.json under `collection_lock`, which the caller holds; returns the old.
+def write_pointers(layout: Layout, collection: str, pointers: Pointers) -> None:
+    """Rewrites aliases.json; the caller keeps other writers out.
 
     Raises:
         DiskFull: No space is left; the old file stays.
     """
-    before = read_pointers(layout, collection)
-    after = change(before)
-    data = to_json(after)
-    if after != before:
-        path = layout.collection(collection) / "aliases.json"
-        with space_for(f"aliases of collection {collection}", layout.root, len(data)):
-            write_atomic(path, data, tmp=layout.tmp)
-    return before
+    data = to_json(pointers)
+    with space_for(f"aliases of collection {collection}", layout.root, len(data)):
+        write_atomic(layout.collection(collection) / "aliases.json", data, tmp=layout.tmp)
 
 
 def point(layout: Layout, collection: str, names: Sequence[str], version: int) -> set[int]:
@@ -80,12 +56,12 @@ def point(layout: Layout, collection: str, names: Sequence[str], version: int) -
     Raises:
         DiskFull: No space is left; the aliases stay where they were.
     """
-    new = dict.fromkeys(names, version)
-    with collection_lock(layout, collection):
-        before = change_pointers(
-            layout, collection, lambda old: Pointers({**old.aliases, **new}, old.removed)
-        )
-    return {version, *(before.aliases[name] for name in names if name in before.aliases)}
+    if not names:
+        return {version}
+    old = read_pointers(layout, collection)
+    aliases = old.aliases | dict.fromkeys(names, version)
+    write_pointers(layout, collection, Pointers(aliases, old.removed))
+    return {version, *(old.aliases[name] for name in names if name in old.aliases)}
 
 
 def check_alias(alias: str) -> None:

@@ -1,26 +1,16 @@
-"""Blobs: raw bytes named by their digest. Knows nothing of tensors, nodes or entries."""
+"""Puts blobs: raw bytes named by their digest. Knows nothing of tensors, nodes or entries."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
-from modulelens.errors import NotFound
-from modulelens.store.files import (
-    Verified,
-    digest_of,
-    read_regular,
-    space_for,
-    temporary,
-    write_new,
-)
+from modulelens.store.files import digest_of, size_of, space_for, write_atomic
 from modulelens.store.layout import Layout
 
-#: One hashes while the other writes; both release the GIL.
-_THREADS = 2
-#: Below this many bytes the threads cost more than they gain.
-_INLINE_BYTES = 1 << 18
+#: Below this many bytes a second thread costs more than it gains.
+_ALONE_BYTES = 1 << 17
 
 
 def put_blobs(
@@ -34,95 +24,41 @@ def put_blobs(
     Args:
         layout: The repo.
         buffers: C-contiguous buffers of any format.
-        progress: Called with the size of each buffer once it is stored, in this thread.
+        progress: Called with the sizes of buffers that are stored, in this thread.
 
     Raises:
         DiskFull: No space is left; blobs stored so far stay until the next gc.
     """
     views = [memoryview(buffer).cast("B") for buffer in buffers]
-    total = sum(view.nbytes for view in views)
-    writer = _Writer(layout)
     digests = [""] * len(views)
-    with space_for(f"{len(views)} blobs", layout.root, total):
-        if total <= _INLINE_BYTES:
-            for number, view in enumerate(views):
-                digests[number] = writer.put(view)
-                if progress:
-                    progress(view.nbytes)
-            return digests
-        from concurrent.futures import ThreadPoolExecutor, as_completed
+    first: dict[str, int] = {}
 
-        pool = ThreadPoolExecutor(_THREADS)
-        try:
-            # The largest first, so that the threads end at about the same time.
-            order = sorted(range(len(views)), key=lambda number: -views[number].nbytes)
-            jobs = {pool.submit(writer.put, views[number]): number for number in order}
-            for job in as_completed(jobs):
-                digests[jobs[job]] = job.result()
-                if progress:
-                    progress(views[jobs[job]].nbytes)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return digests
+    def put(numbers: Iterable[int]) -> Iterator[int]:
+        for number in numbers:
+            view = views[number]
+            digest = digests[number] = digest_of(view)
+            if first.setdefault(digest, number) == number:
+                path = layout.blob(digest)
+                # A file of another size is what a power cut or a crashed disk left.
+                if size_of(path) != view.nbytes:
+                    write_atomic(path, view, tmp=layout.tmp, mode=0o444)
+            yield view.nbytes
 
+    from concurrent.futures import ThreadPoolExecutor
 
-class _Writer:
-    """Writes the blobs of one call; several threads use it."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._mutex = threading.Lock()
-        self._taken: set[str] = set()
-
-    def put(self, view: memoryview) -> str:
-        digest = digest_of(view)
-        with self._mutex:
-            if digest in self._taken:
-                return digest
-            self._taken.add(digest)
-        path = self._layout.blob(digest)
-        if not _is_stored(path, view.nbytes):
-            draft = temporary(self._layout.tmp)
-            write_new(draft, view, mode=0o444)
+    report = progress or (lambda _: None)
+    # The largest first, so that the two threads end at about the same time.
+    order = sorted(range(len(views)), key=lambda number: -views[number].nbytes)
+    large = [number for number in order if views[number].nbytes > _ALONE_BYTES]
+    waiting = iter(large)
+    with space_for(f"{len(views)} blobs", layout.root, sum(view.nbytes for view in views)):
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(list, put(waiting)) if len(large) > 1 else None
             try:
-                path.parent.mkdir(exist_ok=True)
-                draft.replace(path)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
-        return digest
-
-
-def _is_stored(path: Path, size: int) -> bool:
-    # A file of another size is what a power cut or a crashed disk left: it is written again.
-    try:
-        return path.lstat().st_size == size
-    except FileNotFoundError:
-        return False
-
-
-def blob_path(layout: Layout, digest: str, verified: Verified | None) -> Path:
-    """Path of a blob that exists; its bytes are checked unless `verified` is None.
-
-    Raises:
-        NotFound: No such blob, or no digest at all.
-        Corrupted: The bytes differ from the digest, or the blob is a symbolic link.
-    """
-    path = layout.blob(digest)
-    if not path.exists():
-        raise NotFound(
-            f"no blob {digest} in {layout.root}", hint="`modulelens fsck` names the entries"
-        )
-    if verified is not None:
-        verified.check(path, digest, what=f"blob {digest[:16]}...")
-    return path
-
-
-def blob_bytes(layout: Layout, digest: str, verified: Verified) -> bytes:
-    """The bytes of a blob, checked.
-
-    Raises:
-        NotFound: No such blob.
-        Corrupted: The bytes differ from the digest.
-    """
-    return read_regular(blob_path(layout, digest, verified))
+                for size in put(chain(waiting, order[len(large) :])):
+                    report(size)
+            finally:
+                deque(waiting, maxlen=0)  # a failure here stops the other thread
+        for size in other.result() if other else ():
+            report(size)
+    return digests

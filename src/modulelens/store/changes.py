@@ -1,73 +1,64 @@
-"""Markers of changes that the index may not know yet, so that it notices those of dead writers.
+"""One writer at a time, and markers of changes that the index may not know yet.
 
-A writer holds the flock of its marker from before the commit until the index has the new rows.
-A marker that can be locked belongs to a writer that died in between: its collection is read
-again. Looking costs one listing of a folder that is nearly always empty, not a walk over entries.
+Who changes entries holds `writer.lock`, and a marker that names the collections from before the
+first commit until the index has the new rows. A marker that is there while nobody holds the lock
+belongs to a writer that died in between: its collections are read again. Looking costs one listing
+of a folder that is nearly always empty, not a walk over entries.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
-from modulelens.store.files import space_for, temporary
-from modulelens.store.layout import Layout, is_collection, listing
-from modulelens.store.locks import release, try_lock
+from modulelens.errors import Conflict
+from modulelens.records import Metadata
+from modulelens.store.files import space_for, write_new
+from modulelens.store.layout import COLLECTION, Layout, listing
+from modulelens.store.locks import locked
 
 
-class Change:
-    """One change in progress; `versions` are those whose rows have to be written, so far."""
+class Changed:
+    """What a writer has changed so far; `records` are those of its entries that are at hand."""
 
-    def __init__(self) -> None:
-        self.versions: set[int] = set()
+    def __init__(self, collections: Iterable[str]) -> None:
+        self.versions: dict[str, set[int]] = {collection: set() for collection in collections}
+        self.records: dict[str, Metadata] = {}
         self.indexed = False
 
 
 @contextmanager
-def marked(layout: Layout, collection: str) -> Iterator[Change]:
-    """Keeps a marker during the block, and beyond it unless the change got `indexed`.
+def writing(layout: Layout, collections: Iterable[str]) -> Iterator[Changed]:
+    """Keeps other writers out of the block; the marker stays unless the change got `indexed`.
 
     Raises:
         DiskFull: No space is left for the marker; nothing was changed.
     """
-    path, descriptor = _create(layout, collection)
-    change = Change()
-    try:
-        yield change
-    finally:
-        if change.indexed or not change.versions:
-            path.unlink()
-        release(descriptor)
-
-
-def _create(layout: Layout, collection: str) -> tuple[Path, int]:
-    while True:
-        path = layout.changes / f"{collection}.{temporary(layout.changes).name}"
-        with space_for(f"collection {collection}", layout.root, 1):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return path, descriptor
-        release(descriptor)  # a reader took it for a dead writer's
-
-
-def settle(layout: Layout, refresh: Callable[[str], bool], *, writable: bool) -> None:
-    """Refreshes the collections that dead writers left, and removes their markers."""
-    for path in listing(layout.changes):
-        collection = path.name.partition(".")[0]
-        if not is_collection(collection):
-            continue
-        if not writable:
-            refresh(collection)
-            continue
-        descriptor = try_lock(path)
-        if descriptor is None:
-            continue
+    changed = Changed(collections)
+    marker = layout.changes / os.urandom(12).hex()
+    text = "\n".join(changed.versions).encode()
+    with locked(layout.writer_lock):
         try:
-            if refresh(collection):
-                path.unlink(missing_ok=True)
+            with space_for(f"change of {len(changed.versions)} modules", layout.root, len(text)):
+                write_new(marker, text)
+            yield changed
         finally:
-            release(descriptor)
+            if changed.indexed or not any(changed.versions.values()):
+                marker.unlink(missing_ok=True)
+
+
+def settle(
+    layout: Layout, refresh: Callable[[Mapping[str, None]], bool], *, writable: bool
+) -> None:
+    """Reads the collections that dead writers left again, and removes their markers."""
+    if not listing(layout.changes):
+        return
+    try:
+        with locked(layout.writer_lock, timeout_s=0) if writable else nullcontext():
+            for marker in listing(layout.changes):
+                names = marker.read_text(errors="replace").split()
+                if refresh(dict.fromkeys(filter(COLLECTION.fullmatch, names))) and writable:
+                    marker.unlink()
+    except (Conflict, FileNotFoundError):
+        return  # a writer is at work, or was just now, and sees to its own

@@ -1,4 +1,7 @@
-"""Entries on disk: claimed, committed, read, rewritten, removed. Knows no index."""
+"""Entries on disk: committed, read, rewritten, removed. Knows no index.
+
+Who changes anything here keeps all other writers out.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +14,50 @@ import msgspec
 
 from modulelens.errors import Conflict, Corrupted, ModuleLensError, NotFound
 from modulelens.records import Metadata, read_metadata, to_json
-from modulelens.store.aliases import (
-    Pointers,
-    change_pointers,
-    collection_lock,
-    pointers_or_none,
-    read_pointers,
-)
+from modulelens.store.aliases import Pointers, read_pointers, write_pointers
 from modulelens.store.facts import Row, row_of
 from modulelens.store.files import (
     digest_of,
     read_regular,
+    size_of,
     space_for,
-    stat_regular,
     write_atomic,
     write_new,
 )
 from modulelens.store.layout import Layout
 
 
-def commit_entry(layout: Layout, metadata: Metadata, state: memoryview) -> Metadata:
+def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) -> Metadata:
     """Stores an entry as the next free version of its collection; returns it as stored.
 
     Raises:
         DiskFull: No space is left; nothing of the entry stays.
     """
-    needed = len(state) + len(to_json(metadata))
-    with space_for(f"entry {metadata.name!r:.200}", layout.root, needed):
-        folder = _claim(layout, metadata.collection)
+    collection = metadata.collection
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    stored = msgspec.structs.replace(
+        metadata,
+        version=_next_version(layout, collection),
+        state_digest=digest_of(state),
+        created=metadata.created or now,
+    )
+    data = to_json(stored)
+    folder = layout.collection(collection) / str(stored.version)
+    with space_for(f"entry {metadata.name!r:.200}", layout.root, len(state) + len(data)):
+        folder.mkdir(parents=True)
         try:
-            stored = msgspec.structs.replace(
-                metadata,
-                version=int(folder.name),
-                state_digest=digest_of(state),
-                created=metadata.created or _now(),
-            )
             write_new(folder / "state.pt", state)
             # The commit point: before this rename the entry does not exist.
-            write_atomic(folder / "metadata.json", to_json(stored), tmp=layout.tmp)
+            write_atomic(folder / "metadata.json", data, tmp=layout.tmp)
         except BaseException:
             clear_folder(folder)
             raise
     return stored
 
 
-def _claim(layout: Layout, collection: str) -> Path:
-    home = layout.collection(collection)
-    home.mkdir(exist_ok=True)
-    # In this order: a removal raises `removed` before its folder goes away.
-    highest = max(layout.version_folders(collection), default=0)
-    number = max(highest, read_pointers(layout, collection).removed) + 1
-    while True:
-        try:
-            (home / str(number)).mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return home / str(number)
+def _next_version(layout: Layout, collection: str) -> int:
+    removed = read_pointers(layout, collection).removed
+    return max(removed, *layout.version_folders(collection), 0) + 1
 
 
 def read_entry(layout: Layout, entry_id: str) -> Metadata:
@@ -95,15 +85,11 @@ def rewrite_entry(layout: Layout, metadata: Metadata) -> None:
     """Replaces metadata.json of an entry that exists.
 
     Raises:
-        NotFound: No such entry.
         DiskFull: No space is left; the old file stays.
     """
-    path = layout.entry(metadata.id) / "metadata.json"
-    if not path.exists():
-        raise NotFound(f"no entry {metadata.id} in {layout.root}", hint="modulelens ls")
     data = to_json(metadata)
     with space_for(f"entry {metadata.name!r:.200}", layout.root, len(data)):
-        write_atomic(path, data, tmp=layout.tmp)
+        write_atomic(layout.entry(metadata.id) / "metadata.json", data, tmp=layout.tmp)
 
 
 def remove_entry(layout: Layout, entry_id: str, *, force: bool) -> None:
@@ -112,22 +98,17 @@ def remove_entry(layout: Layout, entry_id: str, *, force: bool) -> None:
     Raises:
         Conflict: There is such an alias, and `force` is False.
     """
-    collection, _, text = entry_id.partition("/")
-    version = int(text)
-
-    def forget(pointers: Pointers) -> Pointers:
-        held = pointers.of(version)
-        if held and not force:
-            raise Conflict(
-                f"entry {entry_id} has the alias {', '.join(held)}",
-                hint="move the alias first, or remove with force",
-            )
-        kept = {alias: to for alias, to in pointers.aliases.items() if to != version}
-        return Pointers(kept, max(pointers.removed, version))
-
-    with collection_lock(layout, collection):
-        change_pointers(layout, collection, forget)
-        clear_folder(layout.entry(entry_id))
+    collection, _, version = entry_id.partition("/")
+    pointers = read_pointers(layout, collection)
+    held = pointers.of(int(version))
+    if held and not force:
+        raise Conflict(
+            f"entry {entry_id} has the alias {', '.join(held)}",
+            hint="move the alias first, or remove with force",
+        )
+    kept = {alias: to for alias, to in pointers.aliases.items() if alias not in held}
+    write_pointers(layout, collection, Pointers(kept, max(pointers.removed, int(version))))
+    clear_folder(layout.entry(entry_id))
 
 
 def clear_folder(folder: Path) -> int:
@@ -150,35 +131,35 @@ def check_blobs(layout: Layout, metadata: Metadata, present: Mapping[str, int]) 
         Conflict: A blob is missing, or has another size.
     """
     for digest, size in metadata.blobs.items():
-        found = present.get(digest)
-        try:
-            found = stat_regular(layout.blob(digest)).st_size if found is None else found
-        except NotFound as error:
-            raise Conflict(
-                f"entry {metadata.name!r:.200} needs blob {digest}, which is not there",
-                hint="put it first; if a gc came in between, add again",
-            ) from error
+        found = present[digest] if digest in present else size_of(layout.blob(digest))
         if found != size:
+            why = "which is not there" if found is None else f"which has {found:,}"
             raise Conflict(
-                f"entry {metadata.name!r:.200} needs blob {digest} with {size:,} bytes,"
-                f" it has {found:,}"
+                f"entry {metadata.name!r:.200} needs blob {digest} with {size:,} bytes, {why}",
+                hint="put it first; if a gc came in between, add again",
             )
 
 
 def read_rows(
-    layout: Layout, collection: str, versions: Iterable[int] | None = None
+    layout: Layout,
+    collection: str,
+    versions: Iterable[int] | None = None,
+    known: Mapping[str, Metadata] | None = None,
 ) -> dict[int, Row]:
-    """Rows of the committed versions of a collection; those that cannot be read are left out."""
+    """Rows of the committed versions of a collection; those that cannot be read are left out.
+
+    `known` are records that need not be read, by id.
+    """
     rows = {}
-    pointers = pointers_or_none(layout, collection)
+    try:
+        pointers = read_pointers(layout, collection)
+    except Corrupted:
+        pointers = Pointers()
     for version in layout.versions(collection) if versions is None else versions:
+        entry_id = f"{collection}/{version}"
         try:
-            metadata = read_entry(layout, f"{collection}/{version}")
+            metadata = (known or {}).get(entry_id) or read_entry(layout, entry_id)
             rows[version] = row_of(metadata, pointers.of(version))
         except (ModuleLensError, msgspec.ValidationError, OSError):
             continue  # fsck names it; one bad entry never hides the others
     return rows
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

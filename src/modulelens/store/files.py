@@ -33,38 +33,41 @@ def space_for(what: str, path: Path, nbytes: int) -> Iterator[None]:
         ) from error
 
 
-def temporary(folder: Path) -> Path:
-    """A new name in `folder`; random, because process ids come back."""
-    return folder / os.urandom(12).hex()
-
-
 def write_new(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
-    """Writes a file that must not exist yet; removes it again when that fails."""
+    """Writes a file that must not exist yet; what a failure leaves of it is the caller's."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        try:
-            rest = memoryview(data).cast("B")
-            while len(rest):
-                rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)
-    except BaseException:
-        path.unlink()
-        raise
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
 def write_atomic(path: Path, data: bytes | memoryview, *, tmp: Path, mode: int = 0o666) -> None:
-    """Writes `path` so that a reader sees the old file or the whole new one.
+    """Writes `path` so that a reader sees the old file or the whole new one; makes its folder.
 
     There is no fsync: kill -9 loses nothing, and after a power cut the digests name what is lost.
     """
-    draft = temporary(tmp)
-    write_new(draft, data, mode=mode)
+    draft = tmp / os.urandom(12).hex()  # random, because process ids come back
     try:
-        draft.replace(path)
+        write_new(draft, data, mode=mode)
+        try:
+            draft.replace(path)
+        except FileNotFoundError:
+            path.parent.mkdir(exist_ok=True)
+            draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file, None where there is none."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def stat_regular(path: Path) -> os.stat_result:

@@ -11,7 +11,7 @@ from modulelens.errors import ModuleLensError
 from modulelens.records import from_json
 from modulelens.store.entries import clear_folder
 from modulelens.store.files import read_regular
-from modulelens.store.layout import Layout, is_digest, listing
+from modulelens.store.layout import DIGEST, Layout, listing
 
 
 class GcReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def _version_folders(layout: Layout) -> Iterator[Path]:
 def _blobs(layout: Layout) -> Iterator[Path]:
     for shard in listing(layout.blobs):
         if shard.is_dir() and not shard.is_symlink():
-            yield from (path for path in shard.iterdir() if is_digest(path.name))
+            yield from (path for path in shard.iterdir() if DIGEST.fullmatch(path.name))
 
 
 def _unlink(path: Path) -> int:

@@ -11,8 +11,8 @@ import sqlite3
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +22,12 @@ from modulelens.store.filesystem import is_local
 from modulelens.store.layout import Layout
 from modulelens.store.locks import locked
 from modulelens.store.query import Filter
-from modulelens.store.sql import PLAIN, compile
+from modulelens.store.sql import compile
 from modulelens.store.table import TABLES, VERSION, Words, keep_rows, put_row, read_rows, select
 
 _BUSY_S = 30.0
 _CACHE_KIB = 64 * 1024
-#: How often a write starts over because somebody deleted the file meanwhile.
+#: How often work starts over because somebody deleted the file meanwhile.
 _TRIES = 10
 
 _LOGS = ("-wal", "-journal")
@@ -80,40 +80,25 @@ class Index:
         sql = "SELECT DISTINCT name FROM entries WHERE instr(name, ?) ORDER BY sort LIMIT ?"
         return [name for (name,) in self._run(lambda db: db.execute(sql, (contains, limit)))]
 
-    def ids(self) -> set[str]:
-        """Ids of all indexed entries."""
-        sql = f"SELECT {PLAIN['id']} FROM entries"
-        return {name for (name,) in self._run(lambda db: db.execute(sql))}
-
-    def refresh(self, collection: str, versions: Iterable[int] | None = None) -> bool:
-        """Makes the rows of these versions (all, where none are given) what the files say.
+    def refresh(
+        self, changes: Mapping[str, Iterable[int] | None], read: Reader | None = None
+    ) -> bool:
+        """Makes the rows of collections, or of some versions of them, what their files say.
 
         False, with a warning, when the index cannot be written now.
         """
-        with self._mutex:
-            for rest in reversed(range(_TRIES)):
-                try:
-                    if self._try_refresh(collection, versions):
-                        return True
-                except sqlite3.OperationalError as error:
-                    if rest and self._moved():
-                        continue
-                    message = f"{self._layout.index} is behind and will catch up: {error}"
-                    warnings.warn(message, stacklevel=5)
-                    return False
-                except sqlite3.DatabaseError as error:
-                    self._rebuild_damaged(error)
-                    return True
+        try:
+            self._use(lambda db: self._write(db, changes.items(), read or self._read))
+        except sqlite3.OperationalError as error:
+            message = f"{self._layout.index} is behind and will catch up: {error}"
+            warnings.warn(message, stacklevel=5)
             return False
+        return True
 
-    def _try_refresh(self, collection: str, versions: Iterable[int] | None) -> bool:
-        db = self._ensure()
-        # Shared with other writers; a rebuild reads all files under the exclusive lock.
-        with self._lock(shared=True):
-            if self._moved():
-                return False
-            self._write(db, [(collection, versions)])
-            return True
+    def open(self) -> None:
+        """Builds the file where it is missing: while there are few entries that is cheap."""
+        with suppress(sqlite3.OperationalError):
+            self._use(lambda _: None)
 
     def rebuild(self) -> int:
         """Builds the index anew from the entries' files; returns the number of rows."""
@@ -129,47 +114,52 @@ class Index:
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._mutex:
             try:
-                return work(self._ensure())
+                return self._use(work)
             except sqlite3.OperationalError:
                 # Even reading needs a log and a lock file; on a full disk there is no room for it.
                 if not self._writable:
                     raise
-                return self._run_in_memory(work)
-            except sqlite3.DatabaseError as error:
-                self._rebuild_damaged(error)
-                return work(self._ensure())
-
-    def _run_in_memory(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        self.close()
-        self._writable = False
-        try:
-            return work(self._ensure())
-        finally:
             self.close()
-            self._writable = True
-
-    def _rebuild_damaged(self, error: sqlite3.DatabaseError) -> None:
-        if type(error) is not sqlite3.DatabaseError:  # its subclasses are no damage
-            raise error
-        warnings.warn(f"{self._layout.index} is damaged and is rebuilt: {error}", stacklevel=6)
-        self.rebuild()
-
-    def _ensure(self) -> sqlite3.Connection:
-        with self._mutex:
-            if not self._held or self._state() != self._opened:
+            self._writable = False
+            try:
+                return self._use(work)
+            finally:
                 self.close()
-                # Locked, so that nobody replaces the log between opening the file and the log.
-                with self._lock(shared=True):
-                    healthy = self._connect()
-                if not healthy:
-                    with self._lock(shared=False):
-                        # Somebody else may have built it while this process waited.
-                        if not self._connect():
-                            self._create()
-            return self._held[0][1]
+                self._writable = True
+
+    def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._mutex:
+            rest = _TRIES
+            while True:
+                rest -= 1
+                try:
+                    with self._connected() as db:
+                        return work(db)
+                except sqlite3.OperationalError:
+                    if not rest or not self._moved():
+                        raise
+                except sqlite3.DatabaseError as error:
+                    if not rest or type(error) is not sqlite3.DatabaseError:
+                        raise  # its subclasses are no damage
+                    message = f"{self._layout.index} is damaged and is rebuilt: {error}"
+                    warnings.warn(message, stacklevel=6)
+                    self.rebuild()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        # Locked, so that nobody replaces the file, or its log, while it is opened and used.
+        with self._lock(shared=True):
+            if (self._held and self._state() == self._opened) or self._attach():
+                yield self._held[0][1]
+                return
+        with self._lock(shared=False):
+            # Somebody else may have built it while this process waited.
+            if not self._attach():
+                self._create()
+            yield self._held[0][1]
 
     def _lock(self, *, shared: bool) -> Any:
-        return locked(self._layout.index_lock, shared=shared) if self._writable else _no_lock()
+        return locked(self._layout.index_lock, shared=shared) if self._writable else nullcontext()
 
     def _state(self) -> tuple[int, ...]:
         # Another process may have deleted or rebuilt the file, or this one may be a fork.
@@ -184,17 +174,6 @@ class Index:
     def _moved(self) -> bool:
         return self._writable and (not self._layout.index.exists() or self._state() != self._opened)
 
-    def _connect(self) -> bool:
-        self._opened = self._state()
-        try:
-            return self._attach()
-        except sqlite3.OperationalError:  # locked, or a full disk
-            if self._moved():
-                return False
-            raise
-        except sqlite3.DatabaseError:
-            return False
-
     def _hold(self, db: sqlite3.Connection) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -202,27 +181,30 @@ class Index:
         return db
 
     def _attach(self) -> bool:
-        path = self._layout.index
-        if not path.exists():
-            return False
+        """Opens the file that is there; False where it has to be built."""
+        _drop(self._held)
+        self._words.clear()
+        self._opened = self._state()
+        path, healthy = self._layout.index, False
         # Without writing, what a log holds cannot be read.
-        if not self._writable and any(Path(f"{path}{end}").exists() for end in _LOGS):
+        logs = () if self._writable else _LOGS
+        if not path.exists() or any(Path(f"{path}{end}").exists() for end in logs):
             return False
-        mode = "mode=rw" if self._writable else "immutable=1"
-        db: sqlite3.Connection | None = _open(f"{path.absolute().as_uri()}?{mode}")
-        assert db is not None
+        db = _open(f"{path.absolute().as_uri()}?{'mode=rw' if self._writable else 'immutable=1'}")
         try:
-            if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
-                return False
-            if self._writable:
+            healthy = db.execute("PRAGMA user_version").fetchone() == (VERSION,)
+            if healthy and self._writable:
                 self._hold(db)
-                db = None
-            else:
+            elif healthy:
                 db.backup(self._hold(_open(":memory:")))
-            return True
+        except sqlite3.DatabaseError as error:
+            healthy = False
+            if isinstance(error, sqlite3.OperationalError):  # locked, or a full disk
+                raise
         finally:
-            if db is not None:
+            if not (healthy and self._writable):
                 db.close()
+        return healthy
 
     def _create(self) -> int:
         _drop(self._held)
@@ -240,7 +222,7 @@ class Index:
         self._opened = self._state()
         everything = ((collection, None) for collection in self._layout.collections())
         try:
-            return self._write(db, everything, before=TABLES)
+            return self._write(db, everything, self._read, TABLES)
         except BaseException:
             _drop(self._held)
             raise
@@ -249,6 +231,7 @@ class Index:
         self,
         db: sqlite3.Connection,
         changes: Iterable[tuple[str, Iterable[int] | None]],
+        read: Reader,
         before: Sequence[str] = (),
     ) -> int:
         written = 0
@@ -257,10 +240,8 @@ class Index:
             for statement in before:
                 db.execute(statement)
             for collection, versions in changes:
-                # Read inside the transaction: who comes second then writes what is newer.
-                wanted = None if versions is None else list(versions)
-                rows = self._read(collection, wanted)
-                keep_rows(db, collection, rows, wanted)
+                rows = read(collection, versions)
+                keep_rows(db, collection, rows, versions)
                 for row in rows.values():
                     put_row(db, self._words, collection, row)
                 written += len(rows)
@@ -283,7 +264,7 @@ def _open(uri: str) -> sqlite3.Connection:
 
 def _close(held: list[tuple[int, sqlite3.Connection]], lock: Path | None) -> None:
     # Closing removes the log by its name, which must not be that of an index just rebuilt.
-    with locked(lock, shared=True) if held and lock and lock.exists() else _no_lock():
+    with locked(lock, shared=True) if held and lock and lock.exists() else nullcontext():
         _drop(held)
 
 
@@ -301,8 +282,3 @@ _compiled = lru_cache(maxsize=64)(re.compile)
 
 def _regexp(pattern: str, text: str | None) -> bool:
     return text is not None and _compiled(pattern).search(text) is not None
-
-
-@contextmanager
-def _no_lock() -> Iterator[None]:
-    yield

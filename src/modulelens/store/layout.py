@@ -6,7 +6,7 @@ entries/<collection id>/aliases.json alias -> version, and the highest version e
 entries/<collection id>/<version>/   metadata.json and state.pt
 index.sqlite                         a cache of the entries
 tmp/                                 files that are being written
-changes/                             one locked marker per change that the index may lack
+changes/                             a marker per change that the index may lack
 *.lock                               empty files, for flock
 """
 
@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from modulelens.errors import Corrupted, NotARepo, NotFound, SchemaTooNew
+from modulelens.records import from_json, to_json
 from modulelens.store.files import read_regular, write_atomic
 
 FORMAT = 1
 
-_COLLECTION = re.compile(r"[0-9a-f]{32}")
+COLLECTION = re.compile(r"[0-9a-f]{32}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class _Format(msgspec.Struct):
@@ -46,6 +47,7 @@ class Layout:
         self.index = root / "index.sqlite"
         self.gc_lock = root / "gc.lock"
         self.index_lock = root / "index.lock"
+        self.writer_lock = root / "writer.lock"
 
     def blob(self, digest: str) -> Path:
         """Path of a blob, which may not exist.
@@ -53,9 +55,9 @@ class Layout:
         Raises:
             NotFound: `digest` is no blake3 hex digest.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not DIGEST.fullmatch(digest):
             raise NotFound(f"{digest!r:.100} is not the digest of a blob (64 hex digits)")
-        return self.blobs / digest[:2] / digest
+        return Path(f"{self.blobs}/{digest[:2]}/{digest}")
 
     def collection(self, collection: str) -> Path:
         """Folder of a collection, which may not exist.
@@ -63,7 +65,7 @@ class Layout:
         Raises:
             NotFound: `collection` is no collection id.
         """
-        if not _COLLECTION.fullmatch(collection):
+        if not COLLECTION.fullmatch(collection):
             raise NotFound(f"{collection!r:.100} is not a collection id (32 hex digits)")
         return self.entries / collection
 
@@ -89,7 +91,7 @@ class Layout:
     def collections(self) -> Iterator[str]:
         """Ids of all collections, in the order of the folder."""
         for folder in listing(self.entries):
-            if _COLLECTION.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            if COLLECTION.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
                 yield folder.name
 
     def version_folders(self, collection: str) -> list[int]:
@@ -115,16 +117,6 @@ def listing(folder: Path) -> list[Path]:
         return []
 
 
-def is_digest(text: str) -> bool:
-    """Whether `text` has the form of a blob's digest."""
-    return _DIGEST.fullmatch(text) is not None
-
-
-def is_collection(text: str) -> bool:
-    """Whether `text` has the form of a collection id."""
-    return _COLLECTION.fullmatch(text) is not None
-
-
 def open_layout(root: Path, *, create: bool = True) -> Layout:
     """The layout of the repo at `root`, which is created when it is missing or empty.
 
@@ -148,29 +140,15 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
             )
         if not create:
             raise NotFound(f"no repo at {root}", hint="add something to it first, or give --repo")
-        _make(folders)
-        write_atomic(layout.format, msgspec.json.encode(_Format(FORMAT)), tmp=layout.tmp)
-    elif os.access(root, os.W_OK):
-        _make(folders)
-    _check_format(layout)
-    return layout
-
-
-def _make(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _check_format(layout: Layout) -> None:
-    try:
-        schema = msgspec.json.decode(read_regular(layout.format), type=_Format).schema
-    except msgspec.DecodeError as error:
-        raise Corrupted(
-            f"{layout.format} cannot be read: {error}",
-            hint=f"a repo of this version holds {{'schema': {FORMAT}}}",
-        ) from error
+    if not layout.format.exists() or os.access(root, os.W_OK):
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    if not layout.format.exists():
+        write_atomic(layout.format, to_json(_Format(FORMAT)), tmp=layout.tmp)
+    schema = from_json(read_regular(layout.format), _Format, what=str(layout.format)).schema
     if schema > FORMAT:
         raise SchemaTooNew(
-            f"{layout.root} has format {schema}, this ModuleLens reads up to {FORMAT}",
+            f"{root} has format {schema}, this ModuleLens reads up to {FORMAT}",
             hint="pip install --upgrade modulelens",
         )
+    return layout

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from modulelens.errors import EnvironmentLacks, NotFound, UsageError
 from modulelens.records import Metadata
-from modulelens.store import blobs, changes, entries
-from modulelens.store.aliases import check_alias, collection_lock, point, read_pointers
+from modulelens.store import blobs, entries
+from modulelens.store.aliases import check_alias, point, read_pointers
+from modulelens.store.changes import Changed, settle, writing
 from modulelens.store.facts import Row
-from modulelens.store.files import Verified
+from modulelens.store.files import Verified, read_regular
 from modulelens.store.gc import GcReport
 from modulelens.store.layout import open_layout
 from modulelens.store.locks import Adds, locked
@@ -56,6 +57,7 @@ class LocalStore:
         blobs put have an entry; but a `gc` of this store gives up the blobs that still have none.
         """
         self._must_write()
+        self._index.open()
         with self._adds.hold():
             try:
                 yield
@@ -90,7 +92,13 @@ class LocalStore:
             NotFound: No such blob, or no digest at all.
             Corrupted: The bytes differ from the digest.
         """
-        return blobs.blob_path(self._layout, digest, self._verified if verify else None)
+        path = self._layout.blob(digest)
+        if not path.exists():
+            hint = "`modulelens fsck` names the entries"
+            raise NotFound(f"no blob {digest} in {self.root}", hint=hint)
+        if verify:
+            self._verified.check(path, digest, what=f"blob {digest[:16]}...")
+        return path
 
     def blob_bytes(self, digest: str) -> bytes:
         """The bytes of a blob, verified.
@@ -99,7 +107,7 @@ class LocalStore:
             NotFound: No such blob, or no digest at all.
             Corrupted: The bytes differ from the digest.
         """
-        return blobs.blob_bytes(self._layout, digest, self._verified)
+        return read_regular(self.blob_path(digest))
 
     # Entries
 
@@ -125,18 +133,36 @@ class LocalStore:
             DiskFull: No space is left; nothing of the entry stays.
             UsageError: A value of `state` is not a plain tensor, or an alias cannot be used.
         """
+        return self.put_entries([(metadata, state)], aliases=aliases)[0]
+
+    def put_entries(
+        self,
+        new: Sequence[tuple[Metadata, Mapping[str, torch.Tensor]]],
+        *,
+        aliases: Sequence[str] = (),
+        progress: Callable[[Metadata], None] | None = None,
+    ) -> list[Metadata]:
+        """As `put_entry`, many at once. Each is there on its own: after an error, those before it.
+
+        `progress` is called with each record as stored.
+        """
         from modulelens.store.state import dump_state
 
         for alias in aliases:
             check_alias(alias)
-        data = dump_state(state)
-        with self._change(metadata.collection) as change:
-            entries.check_blobs(self._layout, metadata, self._adds.present)
-            stored = entries.commit_entry(self._layout, metadata, data)
-            change.versions.add(stored.version)
-            self._adds.settle(stored.blobs)
-            if aliases:
-                change.versions |= point(self._layout, stored.collection, aliases, stored.version)
+        stored = []
+        with self._change(*(metadata.collection for metadata, _ in new)) as changed:
+            for record, state in new:
+                data = dump_state(state)
+                entries.check_blobs(self._layout, record, self._adds.present)
+                metadata = entries.commit_entry(self._layout, record, data)
+                changed.records[metadata.id] = metadata
+                self._adds.settle(metadata.blobs)
+                versions = point(self._layout, metadata.collection, aliases, metadata.version)
+                changed.versions[metadata.collection] |= versions
+                stored.append(metadata)
+                if progress:
+                    progress(metadata)
         return stored
 
     def metadata(self, entry_id: str) -> Metadata:
@@ -182,11 +208,11 @@ class LocalStore:
             DiskFull: No space is left; the old record stays.
         """
         collection = self._existing(entry_id)
-        with self._change(collection) as marked:
-            with collection_lock(self._layout, collection):
-                metadata = change(self.metadata(entry_id))
-                entries.rewrite_entry(self._layout, metadata)
-            marked.versions.add(metadata.version)
+        with self._change(collection) as changed:
+            metadata = change(self.metadata(entry_id))
+            entries.rewrite_entry(self._layout, metadata)
+            changed.records[metadata.id] = metadata
+            changed.versions[collection].add(metadata.version)
         return metadata
 
     def remove(self, entry_id: str, *, force: bool = False) -> None:
@@ -197,8 +223,8 @@ class LocalStore:
             Conflict: An alias points at it, and `force` is False.
         """
         collection = self._existing(entry_id)
-        with self._change(collection) as change:
-            change.versions.add(int(entry_id.partition("/")[2]))
+        with self._change(collection) as changed:
+            changed.versions[collection].add(int(entry_id.partition("/")[2]))
             entries.remove_entry(self._layout, entry_id, force=force)
 
     # Names
@@ -213,8 +239,8 @@ class LocalStore:
         check_alias(alias)
         collection = self._existing(entry_id)
         version = int(entry_id.partition("/")[2])
-        with self._change(collection) as change:
-            change.versions |= point(self._layout, collection, [alias], version)
+        with self._change(collection) as changed:
+            changed.versions[collection] = point(self._layout, collection, [alias], version)
 
     def aliases(self, collection: str) -> dict[str, int]:
         """The aliases of a collection (its id), alias -> version."""
@@ -283,7 +309,7 @@ class LocalStore:
         """Reads every byte that an entry needs, and names what is wrong; changes nothing."""
         from modulelens.store.fsck import check_repo
 
-        return check_repo(self._layout, self._fresh_index().ids(), progress)
+        return check_repo(self._layout, {row.id for row in self.find()}, progress)
 
     def reindex(self) -> int:
         """Builds the index anew from the entries; returns their number."""
@@ -303,15 +329,16 @@ class LocalStore:
         return Index(self._layout, partial(entries.read_rows, self._layout), writable=self.writable)
 
     def _fresh_index(self) -> Index:
-        changes.settle(self._layout, self._index.refresh, writable=self.writable)
+        settle(self._layout, self._index.refresh, writable=self.writable)
         return self._index
 
     @contextmanager
-    def _change(self, collection: str) -> Iterator[changes.Change]:
+    def _change(self, *collections: str) -> Iterator[Changed]:
         self._must_write()
-        with self._adds.hold(), changes.marked(self._layout, collection) as change:
-            yield change
-            change.indexed = self._index.refresh(collection, change.versions)
+        with self._adds.hold(), writing(self._layout, collections) as changed:
+            yield changed
+            read = partial(entries.read_rows, self._layout, known=changed.records)
+            changed.indexed = self._index.refresh(changed.versions, read)
 
     def _existing(self, entry_id: str) -> str:
         if not (self._layout.entry(entry_id) / "metadata.json").exists():

@@ -23,46 +23,35 @@ def locked(path: Path, *, shared: bool = False, timeout_s: float = 600.0) -> Ite
     Raises:
         Conflict: Somebody else held it for all of `timeout_s` seconds.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path)
+    deadline = time.monotonic() + timeout_s
     try:
-        _wait(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, timeout_s)
+        while True:
+            try:
+                fcntl.flock(
+                    descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+                )
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise Conflict(
+                        f"{path} is held by another process or thread for over {timeout_s:g} s",
+                        hint="wait until the running add or gc has ended, then try again",
+                    ) from error
+            time.sleep(0.001)
         yield
     finally:
-        release(descriptor)
+        _release(descriptor)
 
 
-def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the flock of an existing file, or None: gone, or held."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def release(descriptor: int) -> None:
-    """Unlocks, then closes: closing alone leaves the lock to children that were forked."""
+def _release(descriptor: int) -> None:
+    # Unlocked, then closed: closing alone leaves the lock to children that were forked.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
-
-
-def _wait(descriptor: int, path: Path, kind: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise Conflict(
-                    f"{path} is held by another process or thread for over {timeout_s:g} s",
-                    hint="wait until the running add or gc has ended, then try again",
-                ) from error
-            time.sleep(0.005)
 
 
 class Adds:
@@ -92,7 +81,7 @@ class Adds:
             if self._pid != os.getpid():  # forked: the hold is the parent's
                 self._reset()
             if self._descriptor is None:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                descriptor = _open(self._path)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 self._descriptor = descriptor
             self._depth += 1
@@ -122,6 +111,6 @@ class Adds:
 
     def _release_when_done(self) -> None:
         if self._descriptor is not None and not self._depth and not self._unclaimed:
-            release(self._descriptor)
+            _release(self._descriptor)
             self._descriptor = None
             self.present.clear()

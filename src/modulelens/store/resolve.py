@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from modulelens.errors import NotFound
 from modulelens.records import collection_id
 from modulelens.store.aliases import read_pointers
-from modulelens.store.layout import Layout, is_collection
+from modulelens.store.layout import COLLECTION, Layout
 
 _VERSION = re.compile(r"v?([1-9][0-9]{0,8})")
 
@@ -29,7 +29,7 @@ def resolve(layout: Layout, ref: str, names: Names) -> str:
         NotFound: No such collection, version or alias.
     """
     head, _, tail = ref.rpartition("/")
-    if is_collection(head) and _committed(layout, head, tail):
+    if COLLECTION.fullmatch(head) and _committed(layout, head, tail):
         return ref
     # The whole of it first: a name may contain an "@".
     name, mark, suffix = ref, "", ""
@@ -52,7 +52,7 @@ def _committed(layout: Layout, collection: str, version: str) -> bool:
 
 
 def _collection(layout: Layout, name: str) -> str | None:
-    candidates = [name] if is_collection(name) else []
+    candidates = [name] if COLLECTION.fullmatch(name) else []
     if "/" in name:
         model, _, fqn = name.partition("/")
         candidates.append(collection_id(model, fqn))

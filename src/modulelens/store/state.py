@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def dump_state(state: Mapping[str, torch.Tensor]) -> memoryview:
+def dump_state(state: Mapping[str, torch.Tensor]) -> bytes:
     """The bytes of state.pt; equal states give equal bytes.
 
     Written to memory first: the digest is then that of the bytes meant, and a full disk is an
@@ -23,6 +24,15 @@ def dump_state(state: Mapping[str, torch.Tensor]) -> memoryview:
     Raises:
         UsageError: A value is not a plain tensor.
     """
+    return _saved(state) if state else _empty()
+
+
+@cache
+def _empty() -> bytes:
+    return _saved({})
+
+
+def _saved(state: Mapping[str, torch.Tensor]) -> bytes:
     import torch
 
     for key, value in state.items():
@@ -33,7 +43,7 @@ def dump_state(state: Mapping[str, torch.Tensor]) -> memoryview:
             )
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
-    return buffer.getbuffer()
+    return buffer.getvalue()
 
 
 def load_state(
