@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,8 +21,8 @@ from modulelens.records import Ambient, Autocast
 _C: Any = torch._C
 _cuda: Any = torch.cuda
 _MIXED = "mixed"
-_WORDS = 624
-_Words = ctypes.c_char * (4 * (_WORDS + 1))
+_TWISTER_BYTES = 4 * (624 + 1)
+_PYTHON: Any = random._inst
 _SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
 _FP32 = tuple((f"{b}.{op}", b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
 
@@ -82,38 +79,29 @@ class RngWatch:
     """
 
     def __init__(self) -> None:
-        self._torch = torch.default_generator.get_state
-        self._torch_memory = ctypes.c_char * self._torch().numel()
-        self._python = _python_signature()
-        self._numpy: Callable[[], object] | None = None
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[Any, ...] = (None,) * 4
         self._state = RngState()
 
     def read(self) -> RngState:
         """The streams now; the same object as before while nothing was drawn."""
-        state = self._torch()
-        if self._numpy is None and "numpy.random.mtrand" in sys.modules:
-            self._numpy = _numpy_signature(sys.modules["numpy.random.mtrand"])
+        state = torch.default_generator.get_state()
         seen = (
-            self._torch_memory.from_address(state.data_ptr()).raw,
-            self._python(),
-            self._numpy() if self._numpy else None,
+            _read(state.data_ptr(), state.numel()),
+            (_memory_of(_PYTHON), _PYTHON.gauss_next),
+            _numpy_memory(),
             _device_states(),
         )
         if seen != self._seen:
-            with torch.inference_mode(False) if state.is_inference() else contextlib.nullcontext():
-                self._state = self._take(seen, state.clone() if state.is_inference() else state)
+            old, last = self._seen, self._state
+            with torch.inference_mode(False):
+                self._state = RngState(
+                    torch=last.torch if seen[0] == old[0] else _bytes_tensor(seen[0]),
+                    python=last.python if seen[1] == old[1] else _take_python(),
+                    numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
+                    devices=tuple(map(_bytes_tensor, seen[3])),
+                )
             self._seen = seen
         return self._state
-
-    def _take(self, seen: tuple[Any, ...], state: Tensor) -> RngState:
-        old, last = self._seen or (None,) * 4, self._state
-        return RngState(
-            torch=last.torch if seen[0] == old[0] else state,
-            python=last.python if seen[1] == old[1] else _take_python(),
-            numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
-            devices=tuple(map(_bytes_tensor, seen[3])),
-        )
 
 
 def set_rng(state: RngState) -> None:
@@ -178,16 +166,6 @@ def _set_sdpa(names: tuple[str, ...]) -> None:
         getattr(_C, f"_set_sdp_use_{name}")(name in names)
 
 
-def _set_deterministic(enabled: bool) -> None:
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-
-
-def _set_warn_only(warn_only: bool) -> None:
-    enabled = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-
-
 _SDPA_READERS = [(name, getattr(_C, f"_get_{name}_sdp_enabled")) for name in _SDPA]
 
 #: Field of `Ambient` -> how to read it, how to set it. In the order of setting: the old interface
@@ -200,10 +178,17 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
     "onednn": (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    "deterministic": (torch.are_deterministic_algorithms_enabled, _set_deterministic),
+    "deterministic": (
+        _C._get_deterministic_algorithms,
+        lambda on: _C._set_deterministic_algorithms(
+            on, warn_only=_C._get_deterministic_algorithms_warn_only()
+        ),
+    ),
     "deterministic_warn_only": (
-        torch.is_deterministic_algorithms_warn_only_enabled,
-        _set_warn_only,
+        _C._get_deterministic_algorithms_warn_only,
+        lambda on: _C._set_deterministic_algorithms(
+            _C._get_deterministic_algorithms(), warn_only=on
+        ),
     ),
     "cudnn_enabled": (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     "cudnn_benchmark": (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
@@ -268,8 +253,6 @@ def _take_python() -> tuple[Tensor, float | None]:
 
 
 def _take_numpy() -> tuple[Tensor, int, int, float] | None:
-    if "numpy.random.mtrand" not in sys.modules:
-        return None
     state: Any = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
@@ -284,78 +267,20 @@ def _device_states() -> tuple[bytes, ...]:
     return tuple(state.numpy().tobytes() for state in states)
 
 
-def _python_signature() -> Callable[[], object]:
-    """A reader of Python's global stream: its memory where the layout is proven, else its API."""
-    stream: random.Random = random._inst
-    if type(stream) is not random.Random or not _python_layout_known():
-        return random.getstate
-    memory = _Words.from_address(id(stream) + object.__basicsize__)
-    return lambda: (memory.raw, stream.gauss_next)  # type: ignore[attr-defined]
+def _read(address: int, size: int) -> bytes:
+    return (ctypes.c_char * size).from_address(address).raw
 
 
-@functools.cache
-def _python_layout_known() -> bool:
-    """Whether an index and 624 words follow the object's head, checked on a private generator."""
+def _memory_of(stream: object) -> bytes:
+    """An object's own memory behind its head: it moves when the state that lies in it does."""
     head = object.__basicsize__
-    size = head + ctypes.sizeof(_Words)
-    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < size:
-        return False
-    probe = random.Random(7)
-    for _ in range(3):
-        memory = np.frombuffer(_Words.from_address(id(probe) + head).raw, dtype=np.uint32).tolist()
-        words = probe.getstate()[1]
-        if memory != [words[-1], *words[:-1]]:
-            return False
-        probe.random()
-    return True
+    return _read(id(stream) + head, type(stream).__basicsize__ - head)
 
 
-def _numpy_signature(mtrand: ModuleType) -> Callable[[], object]:
-    """A reader of numpy's legacy global stream: its memory where proven, else its API."""
-    stream, offset = mtrand._rand, _numpy_gauss_offset(mtrand.RandomState)
-    if offset is None or not hasattr(stream, "_bit_generator"):
-        return _numpy_state
+def _numpy_memory() -> tuple[bytes, bytes] | None:
+    """The global stream of numpy, where the next Gaussian lies, and its Mersenne Twister."""
+    stream = np.random.mtrand._rand
     generator = stream._bit_generator
-    if type(generator).__name__ != "MT19937":
-        return _numpy_state
-    words = _Words.from_address(generator.ctypes.state_address)
-    gauss = (ctypes.c_char * 16).from_address(id(stream) + offset)
-
-    def read() -> object:
-        if stream._bit_generator is not generator:  # numpy.random.set_bit_generator
-            return _numpy_state()
-        return words.raw, gauss.raw
-
-    return read
-
-
-def _numpy_state() -> object:
-    state: Any = np.random.get_state(legacy=False)
-    words = [np.asarray(value).tobytes() for value in state["state"].values()]
-    return state["bit_generator"], words, state["has_gauss"], state["gauss"]
-
-
-@functools.cache
-def _numpy_gauss_offset(kind: Any) -> int | None:
-    """Where the flag and the value of the next Gaussian lie in a `RandomState`; None: unknown.
-
-    The value is found in the memory of a private stream, and must come and go with the draws.
-    """
-    if sys.implementation.name != "cpython":
+    if type(generator) is not np.random.MT19937:
         return None
-    probe = kind(7)
-    size = kind.__basicsize__
-    probe.standard_normal()
-    wanted = np.float64(probe.get_state(legacy=False)["gauss"]).tobytes()
-    at = ctypes.string_at(id(probe), size).find(wanted)
-    if at < 8:
-        return None
-    flags = []
-    for _ in range(3):
-        flags.append(ctypes.c_int.from_address(id(probe) + at - 8).value)
-        probe.standard_normal()
-    address = probe._bit_generator.ctypes.state_address
-    keys = probe.get_state(legacy=False)["state"]
-    memory = np.frombuffer(_Words.from_address(address).raw, dtype=np.uint32)
-    same = memory[:_WORDS].tolist() == keys["key"].tolist() and int(memory[_WORDS]) == keys["pos"]
-    return at - 8 if flags == [1, 0, 1] and same else None
+    return _memory_of(stream), _read(generator.ctypes.state_address, _TWISTER_BYTES)

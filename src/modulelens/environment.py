@@ -17,7 +17,6 @@ from pathlib import Path
 from modulelens.records import Environment
 
 _GIT_TIMEOUT_S = 5.0
-_MOST_PACKAGES = 256
 
 
 def read_environment() -> Environment:
@@ -27,8 +26,8 @@ def read_environment() -> Environment:
     rank, world_size = _rank()
     return Environment(
         python=platform.python_version(),
-        torch=_torch_version(),
-        platform=_platform(),
+        torch=_version("torch"),
+        platform=platform.platform(),
         cpu=_cpu(),
         devices=_devices(),
         packages=_packages(),
@@ -41,16 +40,6 @@ def read_environment() -> Environment:
         rank=rank,
         world_size=world_size,
     )
-
-
-def _torch_version() -> str:
-    torch = sys.modules.get("torch")
-    return str(torch.__version__) if torch is not None else _version("torch")
-
-
-@functools.cache
-def _platform() -> str:
-    return platform.platform()
 
 
 @functools.cache
@@ -76,8 +65,7 @@ def _packages() -> dict[str, str]:
     loaded = sorted(name for name in list(sys.modules) if "." not in name)
     foreign = [n for n in loaded if n not in sys.stdlib_module_names and not n.startswith("_")]
     versions = {name: _version(name) for name in foreign}
-    known = {name: version for name, version in versions.items() if version}
-    return dict(list(known.items())[:_MOST_PACKAGES])
+    return {name: version for name, version in versions.items() if version}
 
 
 @functools.cache
@@ -121,9 +109,4 @@ def _rank() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    return _number("RANK", 0), _number("WORLD_SIZE", 1)
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else default
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
