@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import io
 import subprocess
-import tokenize
 import sys
+import tokenize
 from collections import defaultdict
 from pathlib import Path
 
