@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from modulelens import errors
-from modulelens.measure.wire import receive, send
 
 _START_S = 180.0
 _GRACE_S = 10.0
@@ -55,7 +54,7 @@ class Worker:
         self._timeout_s = timeout_s
         self._config = {"path": list(path), "preload": list(preload), "memory": memory_bytes}
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipes: tuple[int, int] = (-1, -1)
+        self._pipe: Connection
         self._tail = bytearray()
         self._lock = threading.Lock()
 
@@ -112,8 +111,7 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        for pipe in self._pipes:
-            os.close(pipe)  # the warm process ends itself, and what it started, at this
+        self._pipe.close()  # the warm process ends itself, and what it started, at this
         try:
             process.wait(timeout=2)
         except subprocess.TimeoutExpired:
@@ -138,24 +136,18 @@ class Worker:
         raise self._error(reply, target, timeout_s)
 
     def _start(self) -> None:
-        here, far = os.pipe(), os.pipe()
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-            )
-        }
+        self._pipe, far = Pipe()
+        folders = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            [self._python, "-m", "modulelens.measure.worker_main", str(far[0]), str(here[1])],
+            [self._python, "-m", "modulelens.measure.worker_main", str(far.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(far[0], here[1]),
-            env=environment,
+            pass_fds=[far.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
             start_new_session=True,
         )
-        os.close(far[0])
-        os.close(here[1])
-        self._pipes = here[0], far[1]
+        far.close()
         threading.Thread(target=self._drain, args=(self._process.stdout,), daemon=True).start()
         self._exchange(self._config, _START_S)
 
@@ -166,22 +158,20 @@ class Worker:
                 del self._tail[:-_TAIL_BYTES]
 
     def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed, and named, on reading
-            send(self._pipes[1], msgspec.json.encode(message))
-        ready, _, _ = select.select([self._pipes[0]], [], [], timeout_s)
-        data = receive(self._pipes[0]) if ready else None
-        if data is None:
-            time.sleep(0.1)  # lets the last words arrive
-            raise errors.WorkerCrashed(
-                f"the worker process of {self._python} "
-                + ("ended" if ready else f"gave no answer in {timeout_s:.0f} s")
-                + self._last_words(),
-                hint="check that this interpreter can import modulelens and torch",
-            )
-        reply: dict[str, Any] = msgspec.json.decode(data)
-        return reply
+        how = f"gave no answer in {timeout_s:.0f} s"
+        try:
+            self._pipe.send_bytes(msgspec.json.encode(message))
+            if self._pipe.poll(timeout_s):
+                return msgspec.json.decode(self._pipe.recv_bytes(), type=dict[str, Any])
+        except (EOFError, OSError):
+            how = "ended"
+        raise errors.WorkerCrashed(
+            f"the worker process of {self._python} {how}{self._last_words()}",
+            hint="check that this interpreter can import modulelens and torch",
+        )
 
     def _last_words(self) -> str:
+        time.sleep(0.1)  # lets them arrive
         text = self.output_tail.strip()
         return f"; its last output:\n{text[-2000:]}" if text else ""
 
@@ -192,17 +182,16 @@ class Worker:
                 hint="raise the limit, or look for an endless loop",
             )
         if "crash" in reply:
-            time.sleep(0.05)
             return errors.WorkerCrashed(
                 f"the process that ran {target} {reply['crash']}{self._last_words()}",
                 kind=reply["crash"],
             )
         raised = reply["error"]
-        own = getattr(errors, raised["kind"], None)
-        if raised["own"] and isinstance(own, type) and issubclass(own, errors.ModuleLensError):
-            extra = {"reason": raised["reason"]} if own is errors.NotRebuildable else {}
-            error = own(raised["message"], hint=raised["hint"], **extra)
-            error.did_you_mean = tuple(raised["did_you_mean"])
+        if raised["own"] is not None:
+            cls: type[errors.ModuleLensError] = getattr(errors, raised["kind"])
+            error = cls.__new__(cls, raised["message"])
+            vars(error).update(raised["own"])
+            error.did_you_mean = tuple(error.did_you_mean)
             return error
         return errors.ForeignError(
             f"{target} raised {raised['kind']}: {raised['message']}",

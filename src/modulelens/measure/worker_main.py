@@ -12,18 +12,17 @@ import gc
 import importlib
 import os
 import resource
-import select
 import signal
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from modulelens.errors import ModuleLensError
-from modulelens.measure.wire import receive, send
+from modulelens import errors
 
 _TICK_S = 0.05
 
@@ -31,8 +30,7 @@ _TICK_S = 0.05
 @dataclasses.dataclass
 class _Executor:
     pid: int
-    read: int
-    write: int
+    pipe: Connection
 
     def end(self) -> None:
         """Kills the executor and all it started."""
@@ -41,32 +39,27 @@ class _Executor:
                 kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        os.close(self.read)
-        os.close(self.write)
+        self.pipe.close()
 
 
 class _WarmProcess:
     """Reads requests, has each run by an executor, and answers; ends when nobody asks any more."""
 
-    def __init__(self, read: int, write: int) -> None:
-        self._read = read
-        self._write = write
+    def __init__(self, asker: Connection) -> None:
+        self._asker = asker
         self._shared: _Executor | None = None
         self._memory: int | None = None
         self._threads = 1
 
     def serve(self) -> None:
-        config = receive(self._read)
-        if config is None:
-            return
-        self._prepare(msgspec.json.decode(config))
-        send(self._write, b"{}")
-        while (request := receive(self._read)) is not None:
+        self._prepare(msgspec.json.decode(self._asker.recv_bytes()))
+        self._asker.send_bytes(b"{}")
+        while (request := _received(self._asker)) is not None:
             message = msgspec.json.decode(request)
             reply = _reply(message) if message["kind"] == "warm" else self._run(request, message)
             if reply is None:
                 break
-            send(self._write, reply)
+            self._asker.send_bytes(reply)
         if self._shared:
             self._shared.end()
 
@@ -86,7 +79,7 @@ class _WarmProcess:
         executor = (self._shared if shared else None) or self._fork()
         self._shared = executor if shared else self._shared
         with contextlib.suppress(BrokenPipeError):
-            send(executor.write, request)
+            executor.pipe.send_bytes(request)
         reply, keep = self._wait(executor, time.monotonic() + message["limit"])
         if not (shared and keep):
             executor.end()
@@ -95,45 +88,37 @@ class _WarmProcess:
 
     def _wait(self, executor: _Executor, deadline: float) -> tuple[bytes | None, bool]:
         """The answer, None when the asker is gone; and whether the executor lives on."""
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return b'{"timeout": true}', False
-            ready, _, _ = select.select([executor.read, self._read], [], [], min(left, _TICK_S))
-            if executor.read in ready:
-                data = receive(executor.read)
-                return (data, True) if data is not None else (_crash(executor.pid), False)
-            if self._read in ready:
-                return None, False
+        while (left := deadline - time.monotonic()) > 0:
+            # Before the pipe: a child that it left behind may hold that open.
             ended = os.waitid(os.P_PID, executor.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended and not select.select([executor.read], [], [], 0)[0]:
+            ready = wait([executor.pipe, self._asker], 0 if ended else min(left, _TICK_S))
+            if executor.pipe in ready and (data := _received(executor.pipe)) is not None:
+                return data, True
+            if executor.pipe in ready or ended:
                 return _crash(executor.pid), False
+            if ready:
+                return None, False
+        return b'{"timeout": true}', False
 
     def _fork(self) -> _Executor:
-        here, far = os.pipe(), os.pipe()
+        here, far = Pipe()
         gc.freeze()
         pid = os.fork()
         if pid == 0:
-            for pipe in (here[0], far[1], self._read, self._write):
-                os.close(pipe)
-            self._execute(far[0], here[1])
-        os.close(far[0])
-        os.close(here[1])
-        return _Executor(pid, here[0], far[1])
+            here.close()
+            self._asker.close()
+            self._execute(far)
+        far.close()
+        return _Executor(pid, here)
 
-    def _execute(self, read: int, write: int) -> NoReturn:
-        code = 0
+    def _execute(self, pipe: Connection) -> NoReturn:
         try:
             os.setpgid(0, 0)
             self._limit()
-            while (request := receive(read)) is not None:
-                send(write, _reply(msgspec.json.decode(request)))
-        except BrokenPipeError:
-            code = 1
+            while (request := _received(pipe)) is not None:
+                pipe.send_bytes(_reply(msgspec.json.decode(request)))
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            os._exit(0)
 
     def _limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -160,27 +145,26 @@ def _reply(message: dict[str, Any]) -> bytes:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    own = isinstance(error, ModuleLensError)
     return {
         "kind": type(error).__name__,
-        "own": own,
-        "message": error.message if isinstance(error, ModuleLensError) else str(error)[:4000],
-        "hint": getattr(error, "hint", "") if own else "",
-        "reason": getattr(error, "reason", "") if own else "",
-        "did_you_mean": getattr(error, "did_you_mean", ()) if own else (),
+        "message": str(error)[:4000],
+        "own": vars(error) if type(error).__module__ == errors.__name__ else None,
         "traceback": "".join(traceback.format_exception(error))[-8000:],
     }
 
 
-def _crash(pid: int) -> bytes:
+def _received(pipe: Connection) -> bytes | None:
     try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
-        return b'{"crash": "ended"}'
-    code = os.waitstatus_to_exitcode(status)
+        return pipe.recv_bytes()
+    except (EOFError, OSError):  # the other end is gone, perhaps within a message
+        return None
+
+
+def _crash(pid: int) -> bytes:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     return msgspec.json.encode({"crash": f"{how} before it gave a result"})
 
 
 if __name__ == "__main__":
-    _WarmProcess(int(sys.argv[1]), int(sys.argv[2])).serve()
+    _WarmProcess(Connection(int(sys.argv[1]))).serve()
