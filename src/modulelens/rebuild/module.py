@@ -8,7 +8,7 @@ enough alone (`docs/rebuild.md`); verification picks the one that replays exactl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -21,11 +21,15 @@ from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
 from modulelens.records import ModuleNode
-from modulelens.tree import Decoder, Importer, Opaque, display_path
+from modulelens.tree import Decoder, Importer, display_path
+from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
 Strategy = Literal["structure", "init"]
 STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
-_HOOK_DICTS = ("_forward_pre_hooks", "_forward_hooks")
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "_forward_pre_hooks": nn.Module.register_forward_pre_hook,
+    "_forward_hooks": nn.Module.register_forward_hook,
+}
 _INTERNAL = frozenset(vars(nn.Module())) | {"_modelulens_init", "_compiled_call_impl"}
 
 
@@ -110,7 +114,7 @@ class Rebuilder:
 
     def _fill(self, module: nn.Module, node: ModuleNode, known: frozenset[str]) -> None:
         """State, mode and hooks. `known` are attributes to leave alone where theirs is opaque."""
-        decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
+        decoder = self._decoder(self.module_value)
         inside = vars(module)
         _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
         _replace(module._buffers, {k: decoder.decode(v) for k, v in node.buffers.items()})
@@ -132,12 +136,11 @@ class Rebuilder:
         for hook in node.hooks or ():
             if node.number == self._root and not _is_weight_hook(hook["hook"]):
                 continue  # a call is recorded inside the module's own hooks
-            decoder = Decoder(self._tensors.get, self._importer, self.module_value, self._device)
-            made = decoder.decode(hook["hook"])
-            if hook["kind"] == "_forward_pre_hooks":
-                module.register_forward_pre_hook(made, with_kwargs=hook["kwargs"])
-            else:
-                module.register_forward_hook(made, with_kwargs=hook["kwargs"])
+            made = self._decoder(self.module_value).decode(hook["hook"])
+            _HOOKS[hook["kind"]](module, made, with_kwargs=hook["kwargs"])
+
+    def _decoder(self, module: Callable[[Any], Any], strict: str = "") -> Decoder:
+        return Decoder(self._tensors.get, self._importer, module, self._device, strict)
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
@@ -169,16 +172,10 @@ class Rebuilder:
         devices = [self._device] if self._drifted else ["meta", self._device]
         failure: Exception | None = None
         for device in devices:
-            decoder = Decoder(
-                self._tensors.get,
-                self._importer,
-                self._argument,
-                self._device,
-                strict=f"the constructor of {node.cls}",
-            )
+            decoder = self._decoder(self._argument, strict=f"the constructor of {node.cls}")
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
             try:
-                with preserved_rng(), torch.device(device), _initialisers(off=device == "meta"):
+                with preserved_rng(), torch.device(device), _initialisers(device):
                     return cls(*args, **kwargs)
             except ModuleLensError:
                 raise
@@ -204,11 +201,11 @@ class Rebuilder:
                 None if child is None else self._child(live, self._nodes[child[1]])
             )
         if not drifted:
-            for name in known - set(node.attributes) - _INTERNAL - _kept_anyway():
+            for name in known - set(node.attributes) - _INTERNAL - SKIPPED_ATTRIBUTES.keys():
                 del vars(module)[name]
             for name in set(module._modules) - set(node.children):
                 del module._modules[name]
-            _order(module._modules, node.children)
+            _replace(module._modules, {name: module._modules[name] for name in node.children})
         made: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         old = [dict(slots) if drifted else {} for slots in made]
         self._fill(module, node, known)
@@ -225,25 +222,13 @@ class Rebuilder:
         return live
 
 
-def _kept_anyway() -> frozenset[str]:
-    from modulelens.tree.objects import SKIPPED_ATTRIBUTES
-
-    return frozenset(SKIPPED_ATTRIBUTES)
-
-
 def _replace(live: dict[str, Any], captured: dict[str, Any]) -> None:
     live.clear()
     live.update(captured)
 
 
-def _order(live: dict[str, Any], like: dict[str, Any]) -> None:
-    ordered = {name: live[name] for name in like}
-    live.clear()
-    live.update(ordered)
-
-
 def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
-    for kind in _HOOK_DICTS:
+    for kind in _HOOKS:
         hooks = getattr(module, kind)
         for hook_id, hook in list(hooks.items()):
             if not (keep_weight_hooks and type(hook).__module__.startswith("torch.nn.utils.")):
@@ -263,33 +248,15 @@ def _inject_parametrizations(module: nn.Module, node: ModuleNode) -> None:
 
 
 @contextlib.contextmanager
-def _initialisers(*, off: bool) -> Iterator[None]:
-    """Makes `torch.nn.init` do nothing."""
+def _initialisers(device: str) -> Iterator[None]:
+    """Makes `torch.nn.init` do nothing on the meta device."""
     # On the meta device initialising is wasted work, and the first `trunc_normal_` there imports
     # 800 modules, which takes as long as importing torch.
-    if not off:
-        yield
-        return
-    names = [
-        n
-        for n in vars(nn.init)
-        if n.endswith("_") and not n.startswith("_") and callable(getattr(nn.init, n))
-    ]
-    saved = {name: getattr(nn.init, name) for name in names}
-    for name in names:
-        setattr(nn.init, name, lambda tensor, *_a, **_k: tensor)
+    inside = vars(nn.init)
+    names = [n for n in inside if n.endswith("_") and n[0] != "_"] if device == "meta" else []
+    saved = {name: inside[name] for name in names}
+    inside.update(dict.fromkeys(names, lambda tensor, *_a, **_k: tensor))
     try:
         yield
     finally:
-        for name, function in saved.items():
-            setattr(nn.init, name, function)
-
-
-def opaque_attributes(module: nn.Module) -> list[str]:
-    """Dotted names of attributes that stand for values that were not kept."""
-    return [
-        f"{fqn}.{name}".lstrip(".")
-        for fqn, child in module.named_modules()
-        for name, value in vars(child).items()
-        if isinstance(value, Opaque)
-    ]
+        inside.update(saved)

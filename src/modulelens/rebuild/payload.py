@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
 from modulelens.records import Metadata, ModuleNode, TensorRef, from_json
@@ -28,7 +29,12 @@ class Payload:
     def node(self, digest: str) -> ModuleNode:
         """The node of that digest, with interned values put back in place."""
         node = from_json(self.blob(digest), ModuleNode, what=f"node {digest[:12]}")
-        return dataclass_like(node, self._expand)
+        init = node.init
+        if init is not None:
+            args, kwargs = self._expand(init.args), self._expand(init.kwargs)
+            init = msgspec.structs.replace(init, args=args, kwargs=kwargs)
+        attributes = {name: self._expand(value) for name, value in node.attributes.items()}
+        return msgspec.structs.replace(node, attributes=attributes, init=init)
 
     def _expand(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -40,14 +46,3 @@ class Payload:
                 from_json(self.blob(value["$intern"]), dict, what="an interned value")
             )
         return {key: self._expand(item) for key, item in value.items()}
-
-
-def dataclass_like(node: ModuleNode, expand: Callable[[Any], Any]) -> ModuleNode:
-    """The node with `expand` applied to its structures."""
-    import msgspec
-
-    init = node.init
-    if init is not None:
-        init = msgspec.structs.replace(init, args=expand(init.args), kwargs=expand(init.kwargs))
-    attributes = {name: expand(value) for name, value in node.attributes.items()}
-    return msgspec.structs.replace(node, attributes=attributes, init=init)

@@ -7,7 +7,6 @@ assignments of the names that these use. A training loop at module level does no
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
 import os
 import sys
@@ -100,7 +99,7 @@ def _slice(body: list[ast.stmt], name: str) -> list[int]:
                 chosen.add(number)
             elif _bound(statement) & wanted:
                 chosen.add(number)
-                wanted |= _used(statement)
+                wanted |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
                 changed = True
     return sorted(chosen)
 
@@ -130,8 +129,3 @@ def _bound(statement: ast.stmt) -> set[str]:
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
     return names
-
-
-def _used(statement: ast.stmt) -> set[str]:
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return names - set(vars(builtins))

@@ -24,25 +24,20 @@ class Synthesizer:
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._count = 0
         self.made = 0
 
     def __call__(self, ref: TensorRef) -> Tensor:
         """A tensor for that reference, on the CPU."""
         self.made += 1
-        self._count += 1
         spec = ref.spec
-        identity = f"{self._seed}/{self._count}/{spec.dtype}/{spec.shape}".encode()
+        identity = f"{self._seed}/{self.made}/{spec.dtype}/{spec.shape}".encode()
         generator = torch.Generator().manual_seed(zlib.crc32(identity))
         dtype = dtype_of(spec.dtype)
-        values = _values(tuple(spec.shape), dtype, ref.stats or ValueStats(), generator)
-        made = torch.empty_strided(spec.shape, spec.stride, dtype=dtype)
-        if 0 in spec.stride and made.numel():
-            values = values[tuple(slice(0, 1) if s == 0 else slice(None) for s in spec.stride)]
-            dense = torch.empty_strided(values.shape, spec.stride, dtype=dtype)
-            dense.copy_(values)
-            return dense.expand(spec.shape)
-        return made.copy_(values)
+        # What was expanded holds its values once.
+        dense = tuple(n if s else min(n, 1) for n, s in zip(spec.shape, spec.stride, strict=True))
+        values = _values(dense, dtype, ref.stats or ValueStats(), generator)
+        made = torch.empty_strided(dense, spec.stride, dtype=dtype).copy_(values)
+        return made if dense == tuple(spec.shape) else made.expand(spec.shape)
 
 
 def _values(

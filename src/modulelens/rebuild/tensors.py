@@ -42,46 +42,35 @@ class Tensors:
             Corrupted: The reference points outside its bytes.
             NotRebuildable: Its bytes were not kept, and nothing stands in for them.
         """
-        found = self._objects.get(ref.object) if ref.object >= 0 else None
-        if found is None:
-            found = self._make(ref)
-            if ref.object >= 0:
-                self._objects[ref.object] = found
-        return found
+        found = self._objects.get(ref.object)
+        return self._adopt(ref.object, self._make(ref)) if found is None else found
 
     def get_input(self, ref: TensorRef) -> Tensor:
         """As `get`, but a non-leaf that required grad has a history and may be changed in place."""
         made = self.get(ref)
         if ref.spec.requires_grad and not ref.leaf and made.is_leaf and not made.requires_grad:
-            made = as_non_leaf(made.requires_grad_())
-            self.adopt(ref.object, made)
+            made = self._adopt(ref.object, as_non_leaf(made.requires_grad_()))
         return made
 
-    def adopt(self, number: int, tensor: Tensor) -> None:
-        """From now on this tensor object stands for references with that object number."""
+    def _adopt(self, number: int, tensor: Tensor) -> Tensor:
         if number >= 0:
             self._objects[number] = tensor
+        return tensor
 
     def _make(self, ref: TensorRef) -> Tensor:
         dtype = dtype_of(ref.spec.dtype)
         if ref.spec.device == "meta" or (ref.group < 0 and not ref.kept):
             made = torch.empty_strided(ref.spec.shape, ref.spec.stride, dtype=dtype, device="meta")
-        elif not ref.kept:
-            made = self._synthesise(ref)
-        else:
+        elif ref.kept:
             made = torch.empty(0, dtype=dtype, device=self._device)
             made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
+        elif self._missing is not None:
+            made = self._missing(ref).to(self._device)
+        else:
+            raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
         made = torch._conj(made) if ref.conj else made
         made = torch._neg_view(made) if ref.neg else made
-        return self._with_grad(made, ref)
-
-    def _with_grad(self, made: Tensor, ref: TensorRef) -> Tensor:
         return made.requires_grad_() if ref.spec.requires_grad and ref.leaf else made
-
-    def _synthesise(self, ref: TensorRef) -> Tensor:
-        if self._missing is None:
-            raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
-        return self._missing(ref).to(self._device)
 
     def _group(self, ref: TensorRef, dtype: torch.dtype) -> torch.UntypedStorage:
         place = (ref.group, ref.blob or ref.key or "")
