@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import time
 
 import msgspec
 import pytest
-from tests.store.samples import Child, add, metadata
+from tests.store.samples import Child, add, metadata, run
 
-from modulelens.errors import Conflict
+from modulelens.errors import Conflict, DiskFull
 from modulelens.store import LocalStore
 from modulelens.store.index import Index
 
@@ -189,3 +190,55 @@ def test_a_lost_index_is_rebuilt_by_several_processes_while_one_adds(tmp_path):
     assert adder.wait()[0] == 0
     assert store.count() == 90
     assert store.fsck().ok
+
+
+def test_a_batch_that_fails_keeps_what_came_before(tmp_path):
+    store = LocalStore(tmp_path / "repo")
+    store.put_entry(metadata(fqn="a"), {})
+    new = [(metadata(fqn="a"), {}), (metadata(fqn="b"), {}), (metadata(blobs={"a" * 64: 1}), {})]
+    with pytest.raises(Conflict, match="not there"):
+        store.put_entries(new, aliases=("base",))
+    assert [(row.fqn, row.version) for row in store.find({"aliases": "base"})] == [
+        ("a", 2),
+        ("b", 1),
+    ]
+    assert store.count() == 3
+    assert not any((store.root / "changes").iterdir())
+    assert store.fsck().ok
+
+
+def test_a_batch_that_is_killed_keeps_what_came_before(tmp_path):
+    store = LocalStore(tmp_path / "repo")
+    new = [(metadata(fqn=str(number)), {}) for number in range(9)]
+
+    def die(stored):
+        if stored.fqn == "4":
+            os.kill(os.getpid(), 9)
+
+    child = Child(lambda _: LocalStore(store.root).put_entries(new, progress=die))
+    assert child.wait()[0] == -9
+    assert [row.fqn for row in store.find()] == ["0", "1", "2", "3", "4"]
+    assert [record.version for record in store.put_entries(new)] == [2] * 5 + [1] * 4
+    assert store.fsck().ok
+
+
+def test_blobs_written_in_the_background_are_there_before_their_entry(tmp_path):
+    store = LocalStore(tmp_path / "repo")
+    data = [os.urandom(400_000) for _ in range(9)]
+    with store.adding():
+        digests = store.put_blobs([*data, b"small"], wait=False)
+        sizes = dict.fromkeys(digests[:-1], 400_000)
+        store.put_entry(metadata(blobs=sizes), {})
+    assert [store.blob_bytes(digest) for digest in digests] == [*data, b"small"]
+    assert store.fsck().ok
+
+    def overflow(send):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        other = LocalStore(store.root)
+        with pytest.raises(DiskFull, match="10 blobs"), other.adding():
+            blobs = other.put_blobs([os.urandom(400_000) for _ in range(10)], wait=False)
+            other.put_entry(metadata(blobs=dict.fromkeys(blobs, 400_000)), {})
+        send(other.count())
+
+    assert run(overflow) == ["1"]
+    assert store.gc().removed_blobs == 1

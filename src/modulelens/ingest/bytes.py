@@ -29,9 +29,13 @@ class BlobStore(Protocol):
     """Where bytes go."""
 
     def put_blobs(
-        self, buffers: Sequence[Any], *, progress: Callable[[int], None] | None = None
+        self,
+        buffers: Sequence[Any],
+        *,
+        progress: Callable[[int], None] | None = None,
+        wait: bool = True,
     ) -> list[str]:
-        """Stores buffers; returns their digests in order."""
+        """Stores buffers, without `wait` in the background; returns their digests in order."""
         ...
 
 
@@ -73,7 +77,7 @@ class Bytes:
         }
         wanted = [number for number in users if number not in self._owned]
         buffers = [_view(self._snapshots[number]) for number in wanted]
-        digests = self._store.put_blobs(buffers, progress=progress)
+        digests = self._store.put_blobs(buffers, progress=progress, wait=False)
         for number, digest in zip(wanted, digests, strict=True):
             self._digests[number] = digest
             self.sizes[digest] = _size(self._snapshots[number])
@@ -87,7 +91,7 @@ class Bytes:
 
     def flush(self) -> None:
         """Stores what `put` queued: many small blobs in one go."""
-        self._store.put_blobs(list(self._queue.values()))
+        self._store.put_blobs(list(self._queue.values()), wait=False)
         self._queue.clear()
 
     def final(self, ref: TensorRef, keep: str) -> TensorRef:

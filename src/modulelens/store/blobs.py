@@ -16,49 +16,61 @@ _ALONE_BYTES = 1 << 17
 def put_blobs(
     layout: Layout,
     buffers: Sequence[bytes | memoryview],
-    *,
     progress: Callable[[int], None] | None = None,
-) -> list[str]:
-    """Stores buffers and returns their digests, in their order. Equal ones are written once.
+) -> tuple[list[str], Callable[[], None]]:
+    """Digests of buffers, in their order, and what has to be called until they are stored.
+
+    Another thread writes them meanwhile. Equal ones are written once.
 
     Args:
         layout: The repo.
         buffers: C-contiguous buffers of any format.
-        progress: Called with the sizes of buffers that are stored, in this thread.
+        progress: Called with the sizes of buffers that are stored, in the thread that finishes.
 
     Raises:
-        DiskFull: No space is left; blobs stored so far stay until the next gc.
+        DiskFull: When finishing: no space is left; blobs stored so far stay until the next gc.
     """
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    digests = [""] * len(views)
-    first: dict[str, int] = {}
-
-    def put(numbers: Iterable[int]) -> Iterator[int]:
-        for number in numbers:
-            view = views[number]
-            digest = digests[number] = digest_of(view)
-            if first.setdefault(digest, number) == number:
-                path = layout.blob(digest)
-                # A file of another size is what a power cut or a crashed disk left.
-                if size_of(path) != view.nbytes:
-                    write_atomic(path, view, tmp=layout.tmp, mode=0o444)
-            yield view.nbytes
-
     from concurrent.futures import ThreadPoolExecutor
 
     report = progress or (lambda _: None)
-    # The largest first, so that the two threads end at about the same time.
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    digests = [""] * len(views)
+    # The largest first, so that two threads end at about the same time.
     order = sorted(range(len(views)), key=lambda number: -views[number].nbytes)
     large = [number for number in order if views[number].nbytes > _ALONE_BYTES]
+    small = order[len(large) :]
+    pool = ThreadPoolExecutor(1)
+
+    def digest(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            digests[number] = digest_of(views[number])
+
+    def write(numbers: Iterable[int]) -> Iterator[int]:
+        for number in numbers:
+            path, view = layout.blob(digests[number]), views[number]
+            # A file of another size is what a power cut or a crashed disk left.
+            if first[digests[number]] == number and size_of(path) != view.nbytes:
+                write_atomic(path, view, tmp=layout.tmp, mode=0o444)
+            yield view.nbytes
+
     waiting = iter(large)
-    with space_for(f"{len(views)} blobs", layout.root, sum(view.nbytes for view in views)):
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(list, put(waiting)) if len(large) > 1 else None
+    hashing = pool.submit(digest, waiting) if large else None
+    digest(chain(waiting, small))
+    if hashing:
+        hashing.result()
+    first = {digest: number for number, digest in reversed(list(enumerate(digests)))}
+    unwritten = iter(large)
+    writing = pool.submit(list, write(unwritten)) if large else None
+
+    def finish() -> None:
+        total = sum(view.nbytes for view in views)
+        with space_for(f"{len(views)} blobs", layout.root, total), pool:
             try:
-                for size in put(chain(waiting, order[len(large) :])):
+                for size in write(chain(unwritten, small)):
                     report(size)
             finally:
-                deque(waiting, maxlen=0)  # a failure here stops the other thread
-        for size in other.result() if other else ():
-            report(size)
-    return digests
+                deque(unwritten, maxlen=0)  # a failure here stops the other thread
+            for size in writing.result() if writing else ():
+                report(size)
+
+    return digests, finish

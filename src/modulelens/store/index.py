@@ -17,13 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from modulelens.store import table
 from modulelens.store.facts import Row
 from modulelens.store.filesystem import is_local
 from modulelens.store.layout import Layout
 from modulelens.store.locks import locked
 from modulelens.store.query import Filter
-from modulelens.store.sql import compile
-from modulelens.store.table import TABLES, VERSION, Words, keep_rows, put_row, read_rows, select
 
 _BUSY_S = 30.0
 _CACHE_KIB = 64 * 1024
@@ -53,7 +52,7 @@ class Index:
         self._opened: tuple[int, ...] = ()
         self._held: list[tuple[int, sqlite3.Connection]] = []  # one at most, and its process
         weakref.finalize(self, _close, self._held, layout.index_lock if writable else None)
-        self._words = Words()
+        self._words = table.Words()
 
     def find(
         self,
@@ -64,21 +63,22 @@ class Index:
         newest_only: bool = False,
     ) -> list[Row]:
         """Matching rows in the natural order of their names, the newest version first."""
-        where, params = compile(filter)
+        where, params = table.compile(filter)
         params += [-1 if limit is None else limit, offset]
-        sql = select(where, newest_only=newest_only)
-        return self._run(lambda db: read_rows(db, self._words, sql, params))
+        sql = table.select(where, newest_only=newest_only)
+        return self._run(lambda db: table.read_rows(db, self._words, sql, params))
 
     def count(self, filter: Filter) -> int:
         """Number of matching rows."""
-        where, params = compile(filter)
+        where, params = table.compile(filter)
         sql = f"SELECT COUNT(*) FROM entries WHERE {where}"
         return int(self._run(lambda db: db.execute(sql, params).fetchone())[0])
 
     def names(self, contains: str = "", limit: int = 5000) -> list[str]:
         """Names of collections that contain a text, in their natural order."""
         sql = "SELECT DISTINCT name FROM entries WHERE instr(name, ?) ORDER BY sort LIMIT ?"
-        return [name for (name,) in self._run(lambda db: db.execute(sql, (contains, limit)))]
+        found = self._run(lambda db: db.execute(sql, (contains, limit)).fetchall())
+        return [name for (name,) in found]
 
     def refresh(
         self, changes: Mapping[str, Iterable[int] | None], read: Reader | None = None
@@ -192,7 +192,7 @@ class Index:
             return False
         db = _open(f"{path.absolute().as_uri()}?{'mode=rw' if self._writable else 'immutable=1'}")
         try:
-            healthy = db.execute("PRAGMA user_version").fetchone() == (VERSION,)
+            healthy = db.execute("PRAGMA user_version").fetchone() == (table.VERSION,)
             if healthy and self._writable:
                 self._hold(db)
             elif healthy:
@@ -222,7 +222,7 @@ class Index:
         self._opened = self._state()
         everything = ((collection, None) for collection in self._layout.collections())
         try:
-            return self._write(db, everything, self._read, TABLES)
+            return self._write(db, everything, self._read, table.TABLES)
         except BaseException:
             _drop(self._held)
             raise
@@ -241,9 +241,9 @@ class Index:
                 db.execute(statement)
             for collection, versions in changes:
                 rows = read(collection, versions)
-                keep_rows(db, collection, rows, versions)
+                table.keep_rows(db, collection, rows, versions)
                 for row in rows.values():
-                    put_row(db, self._words, collection, row)
+                    table.put_row(db, self._words, collection, row)
                 written += len(rows)
             db.execute("COMMIT")
         except BaseException:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from modulelens.errors import Corrupted, NotARepo, NotFound, SchemaTooNew
+from modulelens.errors import Corrupted, EnvironmentLacks, NotARepo, NotFound, SchemaTooNew
 from modulelens.records import from_json, to_json
 from modulelens.store.files import read_regular, write_atomic
 
@@ -39,6 +39,7 @@ class Layout:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.writable = os.access(root, os.W_OK)
         self.format = root / "format.json"
         self.blobs = root / "blobs"
         self.entries = root / "entries"
@@ -48,6 +49,17 @@ class Layout:
         self.gc_lock = root / "gc.lock"
         self.index_lock = root / "index.lock"
         self.writer_lock = root / "writer.lock"
+
+    def check_writable(self) -> None:
+        """Refuses what would change a repo that cannot be written.
+
+        Raises:
+            EnvironmentLacks: It cannot be written.
+        """
+        if not self.writable:
+            raise EnvironmentLacks(
+                f"{self.root} cannot be written", hint="copy it, or change its permissions"
+            )
 
     def blob(self, digest: str) -> Path:
         """Path of a blob, which may not exist.
@@ -88,11 +100,29 @@ class Layout:
                 )
         return folder
 
+    def existing(self, entry_id: str) -> tuple[str, int]:
+        """Collection and version of an entry that is committed.
+
+        Raises:
+            NotFound: No such entry.
+        """
+        if not (self.entry(entry_id) / "metadata.json").exists():
+            raise NotFound(f"no entry {entry_id} in {self.root}", hint="modulelens ls")
+        collection, _, version = entry_id.partition("/")
+        return collection, int(version)
+
     def collections(self) -> Iterator[str]:
         """Ids of all collections, in the order of the folder."""
         for folder in listing(self.entries):
-            if COLLECTION.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            if COLLECTION.fullmatch(folder.name) and is_folder(folder):
                 yield folder.name
+
+    def entry_ids(self) -> Iterator[str]:
+        """Ids of all entries, also of those that are unfinished."""
+        for collection in self.collections():
+            for version in self.version_folders(collection):
+                if is_folder(self.collection(collection) / str(version)):
+                    yield f"{collection}/{version}"
 
     def version_folders(self, collection: str) -> list[int]:
         """Numbers of all version folders, newest first, also of those that are unfinished."""
@@ -117,6 +147,11 @@ def listing(folder: Path) -> list[Path]:
         return []
 
 
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def open_layout(root: Path, *, create: bool = True) -> Layout:
     """The layout of the repo at `root`, which is created when it is missing or empty.
 
@@ -130,7 +165,7 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
     if root.exists() and not root.is_dir():
         raise NotARepo(f"{root} is a file, not a repo", hint="give the path of a folder")
     folders = (layout.tmp, layout.blobs, layout.entries, layout.changes)
-    if not layout.format.exists():
+    if is_new := not layout.format.exists():
         # Another process may be creating it right now: our own folders are not foreign.
         foreign = {path.name for path in listing(root)} - {folder.name for folder in folders}
         if foreign and not layout.format.exists():
@@ -140,10 +175,11 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
             )
         if not create:
             raise NotFound(f"no repo at {root}", hint="add something to it first, or give --repo")
-    if not layout.format.exists() or os.access(root, os.W_OK):
+    if is_new or layout.writable:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-    if not layout.format.exists():
+        layout.writable = True
+    if is_new:
         write_atomic(layout.format, to_json(_Format(FORMAT)), tmp=layout.tmp)
     schema = from_json(read_regular(layout.format), _Format, what=str(layout.format)).schema
     if schema > FORMAT:

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from os import W_OK, access
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modulelens.errors import EnvironmentLacks, NotFound, UsageError
+from modulelens.errors import NotFound, UsageError
 from modulelens.records import Metadata
 from modulelens.store import blobs, entries
-from modulelens.store.aliases import check_alias, point, read_pointers
-from modulelens.store.changes import Changed, settle, writing
 from modulelens.store.facts import Row
 from modulelens.store.files import Verified, read_regular
-from modulelens.store.gc import GcReport
 from modulelens.store.layout import open_layout
-from modulelens.store.locks import Adds, locked
+from modulelens.store.locks import Adds, Changed, locked, settle, writing
 from modulelens.store.query import Filter
+from modulelens.store.upkeep import FsckReport, GcReport, check_repo, collect
 
 if TYPE_CHECKING:
     import torch
 
-    from modulelens.store.fsck import FsckReport
     from modulelens.store.index import Index
 
 
@@ -45,7 +41,7 @@ class LocalStore:
         self._verified = Verified()
         self._adds = Adds(self._layout.gc_lock)
         self.root = self._layout.root
-        self.writable = access(self.root, W_OK)
+        self.writable = self._layout.writable
 
     # Blobs
 
@@ -56,7 +52,7 @@ class LocalStore:
         Without it, the gc of other processes is kept away as well, from the first put until all
         blobs put have an entry; but a `gc` of this store gives up the blobs that still have none.
         """
-        self._must_write()
+        self._layout.check_writable()
         self._index.open()
         with self._adds.hold():
             try:
@@ -69,27 +65,31 @@ class LocalStore:
         buffers: Sequence[memoryview | bytes],
         *,
         progress: Callable[[int], None] | None = None,
+        wait: bool = True,
     ) -> list[str]:
         """Stores C-contiguous buffers and returns their digests, in their order.
 
         Equal buffers are written once, those that exist are not. `progress` is called with the
-        size of each buffer once it is stored, in this thread.
+        size of each buffer once it is stored. Without `wait`, inside `adding`, the buffers have to
+        stay until the next entry is put or the block ends: only then are all written.
 
         Raises:
             DiskFull: No space is left.
         """
-        self._must_write()
+        self._layout.check_writable()
         with self._adds.hold():
-            digests = blobs.put_blobs(self._layout, buffers, progress=progress)
+            digests, finish = blobs.put_blobs(self._layout, buffers, progress)
             sizes = (memoryview(buffer).nbytes for buffer in buffers)
-            self._adds.promise(dict(zip(digests, sizes, strict=True)))
+            self._adds.promise(dict(zip(digests, sizes, strict=True)), finish)
+            if wait:
+                self._adds.finish()
         return digests
 
     def blob_path(self, digest: str, *, verify: bool = True) -> Path:
         """Path of a blob; its bytes are verified once per process and state of the file.
 
         Raises:
-            NotFound: No such blob, or no digest at all.
+            NotFound: No such blob.
             Corrupted: The bytes differ from the digest.
         """
         path = self._layout.blob(digest)
@@ -101,12 +101,7 @@ class LocalStore:
         return path
 
     def blob_bytes(self, digest: str) -> bytes:
-        """The bytes of a blob, verified.
-
-        Raises:
-            NotFound: No such blob, or no digest at all.
-            Corrupted: The bytes differ from the digest.
-        """
+        """The bytes of a blob, verified; raises what `blob_path` does."""
         return read_regular(self.blob_path(digest))
 
     # Entries
@@ -118,21 +113,7 @@ class LocalStore:
         *,
         aliases: Sequence[str] = (),
     ) -> Metadata:
-        """Stores an entry as the next free version of its collection.
-
-        Args:
-            metadata: Its `version` and `state_digest` are set here; `created` where it is empty.
-            state: The plain tensors that the entry owns; may be empty.
-            aliases: Moved to the new version.
-
-        Returns:
-            The metadata as stored.
-
-        Raises:
-            Conflict: A blob in `metadata.blobs` is not there, or has another size.
-            DiskFull: No space is left; nothing of the entry stays.
-            UsageError: A value of `state` is not a plain tensor, or an alias cannot be used.
-        """
+        """Stores one entry, as `put_entries` does."""
         return self.put_entries([(metadata, state)], aliases=aliases)[0]
 
     def put_entries(
@@ -142,14 +123,26 @@ class LocalStore:
         aliases: Sequence[str] = (),
         progress: Callable[[Metadata], None] | None = None,
     ) -> list[Metadata]:
-        """As `put_entry`, many at once. Each is there on its own: after an error, those before it.
+        """Stores entries, each as the next free version of its collection; returns the records.
 
-        `progress` is called with each record as stored.
+        Each is there on its own: after an error all before it stay.
+
+        Args:
+            new: Records, whose `version`, `state_digest` and, where empty, `created` are set here,
+                and the plain tensors that each entry owns.
+            aliases: Moved to the new versions.
+            progress: Called with each record as stored.
+
+        Raises:
+            Conflict: A blob in a record's `blobs` is not there, or has another size.
+            DiskFull: No space is left; nothing of the entry stays.
+            UsageError: A value of a state is not a plain tensor, or an alias cannot be used.
         """
         from modulelens.store.state import dump_state
 
         for alias in aliases:
-            check_alias(alias)
+            entries.check_alias(alias)
+        self._adds.finish()
         stored = []
         with self._change(*(metadata.collection for metadata, _ in new)) as changed:
             for record, state in new:
@@ -158,7 +151,9 @@ class LocalStore:
                 metadata = entries.commit_entry(self._layout, record, data)
                 changed.records[metadata.id] = metadata
                 self._adds.settle(metadata.blobs)
-                versions = point(self._layout, metadata.collection, aliases, metadata.version)
+                versions = entries.point(
+                    self._layout, metadata.collection, aliases, metadata.version
+                )
                 changed.versions[metadata.collection] |= versions
                 stored.append(metadata)
                 if progress:
@@ -190,29 +185,22 @@ class LocalStore:
         return load_state(path, entry_id, keys)
 
     def replace(self, metadata: Metadata) -> None:
-        """Rewrites the record of an entry; `update` also keeps what others change meanwhile.
-
-        Raises:
-            NotFound: No such entry.
-            DiskFull: No space is left; the old record stays.
-        """
+        """Rewrites the record of an entry; `update` also keeps what others change meanwhile."""
         self.update(metadata.id, lambda _: metadata)
 
     def update(self, entry_id: str, change: Callable[[Metadata], Metadata]) -> Metadata:
-        """Rewrites the record of an entry as `change` makes it of the current one.
-
-        Reading and writing are one step for all processes.
+        """Rewrites a record as `change` makes it of the current one: one step for all processes.
 
         Raises:
             NotFound: No such entry.
             DiskFull: No space is left; the old record stays.
         """
-        collection = self._existing(entry_id)
+        collection, version = self._layout.existing(entry_id)
         with self._change(collection) as changed:
             metadata = change(self.metadata(entry_id))
             entries.rewrite_entry(self._layout, metadata)
             changed.records[metadata.id] = metadata
-            changed.versions[collection].add(metadata.version)
+            changed.versions[collection].add(version)
         return metadata
 
     def remove(self, entry_id: str, *, force: bool = False) -> None:
@@ -222,9 +210,9 @@ class LocalStore:
             NotFound: No such entry.
             Conflict: An alias points at it, and `force` is False.
         """
-        collection = self._existing(entry_id)
+        collection, version = self._layout.existing(entry_id)
         with self._change(collection) as changed:
-            changed.versions[collection].add(int(entry_id.partition("/")[2]))
+            changed.versions[collection].add(version)
             entries.remove_entry(self._layout, entry_id, force=force)
 
     # Names
@@ -236,15 +224,14 @@ class LocalStore:
             NotFound: No such entry.
             UsageError: The alias is empty, like a version, or has an "@".
         """
-        check_alias(alias)
-        collection = self._existing(entry_id)
-        version = int(entry_id.partition("/")[2])
+        entries.check_alias(alias)
+        collection, version = self._layout.existing(entry_id)
         with self._change(collection) as changed:
-            changed.versions[collection] = point(self._layout, collection, [alias], version)
+            changed.versions[collection] = entries.point(self._layout, collection, [alias], version)
 
     def aliases(self, collection: str) -> dict[str, int]:
         """The aliases of a collection (its id), alias -> version."""
-        return dict(read_pointers(self._layout, collection).aliases)
+        return dict(entries.read_pointers(self._layout, collection).aliases)
 
     def resolve(self, ref: str) -> str:
         """The id of an entry: of `model/fqn`, `model/fqn@v2`, `model/fqn@alias`, `model`, an id.
@@ -272,8 +259,8 @@ class LocalStore:
     ) -> list[Row]:
         """Rows of the entries that a filter selects, by name (layers.2 before layers.10).
 
-        The filter language is in `modulelens.store.query`; None selects all. With `newest_only`
-        only the newest version of each collection is considered.
+        The filter language is in `modulelens.store.query`. With `newest_only` only the newest
+        version of each collection is considered.
 
         Raises:
             UsageError: The filter, `limit` or `offset` cannot be used.
@@ -296,9 +283,7 @@ class LocalStore:
         Raises:
             Conflict: An add was in progress somewhere for all of `timeout_s` seconds.
         """
-        from modulelens.store.gc import collect
-
-        self._must_write()
+        self._layout.check_writable()
         self._adds.give_up()
         with locked(self._layout.gc_lock, timeout_s=timeout_s):
             report = collect(self._layout)
@@ -307,13 +292,11 @@ class LocalStore:
 
     def fsck(self, *, progress: Callable[[int], None] | None = None) -> FsckReport:
         """Reads every byte that an entry needs, and names what is wrong; changes nothing."""
-        from modulelens.store.fsck import check_repo
-
         return check_repo(self._layout, {row.id for row in self.find()}, progress)
 
     def reindex(self) -> int:
         """Builds the index anew from the entries; returns their number."""
-        self._must_write()
+        self._layout.check_writable()
         return self._index.rebuild()
 
     def close(self) -> None:
@@ -334,19 +317,8 @@ class LocalStore:
 
     @contextmanager
     def _change(self, *collections: str) -> Iterator[Changed]:
-        self._must_write()
+        self._layout.check_writable()
         with self._adds.hold(), writing(self._layout, collections) as changed:
             yield changed
             read = partial(entries.read_rows, self._layout, known=changed.records)
             changed.indexed = self._index.refresh(changed.versions, read)
-
-    def _existing(self, entry_id: str) -> str:
-        if not (self._layout.entry(entry_id) / "metadata.json").exists():
-            raise NotFound(f"no entry {entry_id} in {self.root}", hint="modulelens ls")
-        return entry_id.partition("/")[0]
-
-    def _must_write(self) -> None:
-        if not self.writable:
-            raise EnvironmentLacks(
-                f"{self.root} cannot be written", hint="copy it, or change its permissions"
-            )

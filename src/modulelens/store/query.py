@@ -29,16 +29,11 @@ class Compare(msgspec.Struct, frozen=True):
     value: Any
 
 
-class All(msgspec.Struct, frozen=True):
-    """True when every part is; without parts too."""
+class Group(msgspec.Struct, frozen=True):
+    """True when every part is, or with `some` when some part is."""
 
     parts: tuple[Node, ...]
-
-
-class AnyOf(msgspec.Struct, frozen=True):
-    """True when some part is; never without parts."""
-
-    parts: tuple[Node, ...]
+    some: bool = False
 
 
 class Not(msgspec.Struct, frozen=True):
@@ -47,16 +42,19 @@ class Not(msgspec.Struct, frozen=True):
     part: Node
 
 
-Node = Compare | All | AnyOf | Not
+Node = Compare | Group | Not
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "$eq": operator.eq,
     "$lt": operator.lt,
     "$le": operator.le,
     "$gt": operator.gt,
     "$ge": operator.ge,
+    "$contains": operator.contains,
+    "$regex": lambda value, pattern: re.search(pattern, value) is not None,
 }
 _SPELLINGS = {"$lte": "$le", "$gte": "$ge"}
-_OPERATORS = ("$eq", "$ne", *_ORDER, *_SPELLINGS, "$in", "$contains", "$regex", "$exists", "$not")
+_OPERATORS = (*_COMPARE, *_SPELLINGS, "$ne", "$in", "$exists", "$not")
 #: Also keeps the SQL far below SQLite's limit of 1,000 nested expressions.
 _MAX_DEPTH, _MAX_PARTS = 30, 500
 
@@ -77,21 +75,20 @@ def parse(filter: Filter, depth: int = 0) -> Node:
             if not isinstance(value, list | tuple):
                 raise UsageError(f"{key} takes a list of filters, not {value!r:.100}")
             group = tuple(parse(part, depth + 1) for part in value)
-            parts.append(All(group) if key == "$and" else AnyOf(group))
+            parts.append(Group(group, some=key == "$or"))
         elif key == "$not":
             parts.append(Not(parse(value, depth + 1)))
         else:
             parts.append(_condition(_field(key), value, depth + 1))
-    node = parts[0] if len(parts) == 1 else All(tuple(parts))
+    node = parts[0] if len(parts) == 1 else Group(tuple(parts))
     if depth == 0 and _size(node) > _MAX_PARTS:
         raise UsageError(f"the filter has over {_MAX_PARTS} parts")
     return node
 
 
 def _size(node: Node) -> int:
-    if isinstance(node, All | AnyOf):
-        return 1 + sum(_size(part) for part in node.parts)
-    return 1 + _size(node.part) if isinstance(node, Not) else 1
+    parts = node.parts if isinstance(node, Group) else (node.part,) if isinstance(node, Not) else ()
+    return 1 + sum(_size(part) for part in parts)
 
 
 def matches(row: Row, filter: Filter) -> bool:
@@ -104,30 +101,19 @@ def matches(row: Row, filter: Filter) -> bool:
 
 
 def _holds(node: Node, row: Row) -> bool:
-    if isinstance(node, All):
-        return all(_holds(part, row) for part in node.parts)
-    if isinstance(node, AnyOf):
-        return any(_holds(part, row) for part in node.parts)
+    if isinstance(node, Group):
+        return (any if node.some else all)(_holds(part, row) for part in node.parts)
     if isinstance(node, Not):
         return not _holds(node.part, row)
-    return _satisfies(searched(node.field, getattr(row, node.field)), node)
-
-
-def _satisfies(values: Sequence[Any], condition: Compare) -> bool:
-    op, wanted = condition.op, condition.value
-    if op == "$exists":
-        return bool(values) is wanted
-    if op == "$eq":
-        return not values if wanted is None else wanted in values
-    if op == "$in":
-        return any(value in wanted for value in values) or (None in wanted and not values)
-    if op == "$contains":
-        if FIELDS[condition.field] is Kind.LIST:
-            return wanted in values
-        return any(wanted in value for value in values)
-    if op == "$regex":
-        return any(re.search(wanted, value) is not None for value in values)
-    return any(_ORDER[op](value, wanted) for value in values)
+    values = searched(node.field, getattr(row, node.field))
+    if node.op == "$exists":
+        return bool(values) is node.value
+    wanted = node.value if node.op == "$in" else (node.value,)
+    if not values:
+        return node.op in ("$eq", "$in") and None in wanted
+    is_list = FIELDS[node.field] is Kind.LIST
+    test = _COMPARE["$eq" if node.op == "$in" or (node.op == "$contains" and is_list) else node.op]
+    return any(test(value, part) for value in values for part in wanted)
 
 
 def _field(name: object) -> str:
@@ -160,43 +146,37 @@ def _condition(field: str, value: object, depth: int) -> Node:
             parts.append(Not(Compare(field, "$eq", _operand(field, "$eq", operand))))
         else:
             parts.append(Compare(field, op, _operand(field, op, operand)))
-    return parts[0] if len(parts) == 1 else All(tuple(parts))
+    return parts[0] if len(parts) == 1 else Group(tuple(parts))
 
 
 def _operand(field: str, op: str, value: object) -> object:
-    if op == "$exists":
-        if not isinstance(value, bool):
-            raise UsageError(f"{spelled(field)}: $exists takes true or false, not {value!r:.100}")
-        return value
-    if op == "$in":
-        if not isinstance(value, list | tuple | set | frozenset) or len(value) > _MAX_PARTS:
-            raise UsageError(f"{spelled(field)}: $in takes a list of up to {_MAX_PARTS} values")
-        return tuple(_operand(field, "$eq", part) for part in value)
-    if op == "$eq" and value is None:
-        return None
     number = FIELDS[field] is Kind.NUMBER
-    if number and op in ("$contains", "$regex"):
-        raise UsageError(f"{spelled(field)} is a number; {op} is for texts and lists")
-    if number and not _is_number(value):
-        raise UsageError(f"{spelled(field)} compares with a number, not {value!r:.100}")
-    if not number and not _is_text(value):
-        raise UsageError(f"{spelled(field)} compares with a text, not {value!r:.100}")
-    if op == "$regex":
-        _check_regex(field, str(value))
-    return value
+    if op == "$in":
+        if isinstance(value, list | tuple | set | frozenset) and len(value) <= _MAX_PARTS:
+            return tuple(_operand(field, "$eq", part) for part in value)
+        wants = f"a list of up to {_MAX_PARTS} values"
+    elif op == "$exists":
+        if isinstance(value, bool):
+            return value
+        wants = "true or false"
+    elif number and op in ("$contains", "$regex"):
+        wants = "texts and lists, and this is a number"
+    elif (value is None and op == "$eq") or (_is_number(value) if number else _is_text(value)):
+        return _regex(field, value) if op == "$regex" else value
+    else:
+        wants = "a number" if number else "a text"
+    raise UsageError(f"{spelled(field)}: {op} takes {wants}, not {value!r:.100}")
 
 
-def _check_regex(field: str, pattern: str) -> None:
+def _regex(field: str, pattern: Any) -> str:
     try:
-        re.compile(pattern)
+        return str(re.compile(pattern).pattern)
     except re.error as error:
         raise UsageError(f"{spelled(field)}: {pattern!r:.100} is no regex: {error}") from error
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, int) or not math.isnan(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _is_text(value: object) -> bool:
@@ -208,11 +188,8 @@ def _unknown(what: str, name: object, known: Iterable[str]) -> UsageError:
     from difflib import get_close_matches
 
     close = get_close_matches(str(name), known, n=3)
-    return UsageError(
-        f"unknown {what} {name!r:.100}",
-        hint=f"one of: {' '.join(known)}",
-        did_you_mean=close,
-    )
+    hint = f"one of: {' '.join(known)}"
+    return UsageError(f"unknown {what} {name!r:.100}", hint=hint, did_you_mean=close)
 
 
 _TERM = re.compile(r"\s*([A-Za-z_.]+)\s*(>=|<=|!=|==|=|>|<|~|:)\s*(.*?)\s*", re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from modulelens.errors import NotFound
 from modulelens.records import collection_id
-from modulelens.store.aliases import read_pointers
+from modulelens.store.entries import read_pointers
 from modulelens.store.layout import COLLECTION, Layout
 
 _VERSION = re.compile(r"v?([1-9][0-9]{0,8})")

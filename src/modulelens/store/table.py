@@ -1,4 +1,4 @@
-"""How rows lie in the index's tables. Knows SQL, but no file, lock or connection of its own.
+"""Rows and filters in SQL. Knows no file, lock or connection of its own.
 
 Texts and lists are kept once, in `words`, and a row holds their numbers: rows stay narrow, and a
 filter is tried on each different value (in `items`) instead of on each row.
@@ -14,11 +14,17 @@ from typing import Any
 import msgspec
 
 from modulelens.store.facts import FIELDS, Kind, Row, searched
-from modulelens.store.sql import PLAIN
+from modulelens.store.query import Compare, Filter, Group, Node, Not, parse
 
 #: Any change to the tables or to what a row holds needs a new number; old files are rebuilt.
 VERSION = 2
 
+#: Texts with a value of their own in nearly every row; all other texts and lists are kept once,
+#: in `items`, and a row holds their number.
+PLAIN = {"id": "collection || '/' || version", "name": "name", "date": "date"}
+
+
+_SIGNS = {"$eq": "=", "$lt": "<", "$le": "<=", "$gt": ">", "$ge": ">="}
 _COLUMNS = [field for field in FIELDS if field not in PLAIN]
 _WORDS = [field for field in _COLUMNS if FIELDS[field] is not Kind.NUMBER]
 _WRITE = ["collection", "sort", "name", "date", *_COLUMNS]
@@ -119,3 +125,58 @@ def _number(db: sqlite3.Connection, field: str, value: str | tuple[str, ...]) ->
     items = [(field, item, word) for item in searched(field, value)]
     db.executemany("INSERT OR IGNORE INTO items VALUES (?, ?, ?)", items)
     return word
+
+
+def compile(filter: Filter) -> tuple[str, list[Any]]:
+    """An SQL condition on the table `entries`, and its parameters.
+
+    Raises:
+        UsageError: The filter cannot be used.
+    """
+    params: list[Any] = []
+    return _sql(parse(filter), params), params
+
+
+def _sql(node: Node, params: list[Any]) -> str:
+    if isinstance(node, Group):
+        parts = [_sql(part, params) for part in node.parts] or [str(int(not node.some))]
+        return f"({(' OR ' if node.some else ' AND ').join(parts)})"
+    if isinstance(node, Not):
+        # NULL means false here; only a negation can tell them apart.
+        return f"NOT COALESCE({_sql(node.part, params)}, 0)"
+    return _compare(node, params)
+
+
+def _compare(node: Compare, params: list[Any]) -> str:
+    column = PLAIN.get(node.field, node.field)
+    if node.op == "$exists":
+        return f"({column} IS {'NOT ' if node.value else ''}NULL)"
+    if node.op == "$eq" and node.value is None:
+        return f"({column} IS NULL)"
+    if node.op == "$in" and None in node.value:
+        present = Compare(node.field, "$in", tuple(v for v in node.value if v is not None))
+        return f"({column} IS NULL OR {_compare(present, params)})"
+    if node.field in PLAIN or FIELDS[node.field] is Kind.NUMBER:
+        return f"({_test(column, node, params)})"
+    params.append(node.field)
+    test = _test("value", node, params)
+    return f"({column} IN (SELECT word FROM items WHERE field = ? AND {test}))"
+
+
+def _test(what: str, node: Compare, params: list[Any]) -> str:
+    if node.op == "$in":
+        params.extend(_bindable(value) for value in node.value)
+        return f"{what} IN ({', '.join('?' * len(node.value))})"
+    params.append(_bindable(node.value))
+    if node.op == "$regex":
+        return f"{what} REGEXP ?"
+    if node.op == "$contains" and FIELDS[node.field] is Kind.TEXT:
+        return f"instr({what}, ?) > 0"
+    return f"{what} {_SIGNS.get(node.op, '=')} ?"
+
+
+def _bindable(value: Any) -> Any:
+    # Beyond 64 bits only the order against every stored number matters.
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return float("inf") if value > 0 else float("-inf")
+    return value
