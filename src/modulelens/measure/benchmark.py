@@ -10,8 +10,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ _FEWEST = 3
 #: Fewest values whose median has a 95 % confidence interval at all.
 _FOR_INTERVAL = 6
 _RESAMPLES = 1000
-_MOST_BLOCKS = 1000
+_MOST_BLOCKS = 2000
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,10 @@ class RunTrial:
         self.run.backward(output)
         return output
 
-    def scope(self) -> AbstractContextManager[object]:
-        """The run's scope; nothing where it is entered already."""
-        return nullcontext() if self.run.entered else self.run
-
-    @property
-    def threads(self) -> int:
-        """Threads that the run computes with."""
-        context = self.run.context
-        return context.num_threads if context is not None else torch.get_num_threads()
-
 
 def trial_of(run: Run, *, backward: bool = False) -> RunTrial:
     """Forward, or forward and backward, of a run."""
     return RunTrial(run, "both" if backward else "forward")
-
-
-def backward_trial(run: Run) -> RunTrial:
-    """The backward alone."""
-    return RunTrial(run, "backward")
 
 
 def benchmark(
@@ -84,8 +69,6 @@ def benchmark(
     label: str,
     budget_s: float = 3.0,
     precision: float = 0.02,
-    min_runs: int = 7,
-    max_runs: int = 2000,
     progress: Callable[[float], None] | None = None,
 ) -> Measurement:
     """Times a trial until the median is known well enough, or the budget is spent.
@@ -97,31 +80,16 @@ def benchmark(
             even where it does not suffice.
         precision: Stop when the 95 % confidence interval of the median is narrower than this
             share of it.
-        min_runs: Fewest timed runs before `precision` may end it.
-        max_runs: Most timed runs.
         progress: Told the share of the budget that is spent.
     """
-    with _quiet():
-        end = time.perf_counter() + budget_s
-        warm = _warm_up(trial, end - 0.5 * budget_s)
-        times: list[float] = []
-        while len(times) < max_runs:
-            left = end - time.perf_counter()
-            if progress is not None:
-                progress(min(1.0, 1 - left / budget_s))
-            if len(times) >= _FEWEST and left <= 0:
-                break
-            if len(times) >= min_runs and _precise(times, precision):
-                break
-            times.append(_timed(trial))
-    return _measurement(label, times, warm, trial)
+    enough = lambda times: _precise(times, precision)  # noqa: E731
+    return _measure({label: trial}, budget_s, enough, progress)[0]
 
 
 def compare_speed(
     original: Trial,
     candidate: Trial,
     *,
-    labels: tuple[str, str] = ("original", "candidate"),
     budget_s: float = 6.0,
     precision: float = 0.02,
     progress: Callable[[float], None] | None = None,
@@ -131,32 +99,58 @@ def compare_speed(
     The order is drawn from a private generator. `speedup` is the median over the blocks'
     ratios; the measuring stops at a precision, never because of what it shows so far.
     """
-    order = random.Random(0)
-    trials = original, candidate
-    times: tuple[list[float], list[float]] = [], []
-    with _quiet():
-        end = time.perf_counter() + budget_s
-        warm = [_warm_up(t, time.perf_counter() + 0.2 * budget_s) for t in trials]
-        while len(times[0]) < _MOST_BLOCKS:
-            left = end - time.perf_counter()
-            if progress is not None:
-                progress(min(1.0, 1 - left / budget_s))
-            if len(times[0]) >= _FEWEST and left <= 0:
-                break
-            if len(times[0]) >= _FOR_INTERVAL and _precise(_ratios(*times), precision):
-                break
-            for which in order.sample((0, 1), 2):
-                times[which].append(_timed(trials[which]))
-    speedup, interval, verdict = judge_speed(*times)
-    notes = () if verdict != "undecided" else (_why_undecided(len(times[0])),)
+    trials = {"original": original, "candidate": candidate}
+    enough = lambda *times: _precise(_ratios(*times), precision)  # noqa: E731
+    first, second = _measure(trials, budget_s, enough, progress)
+    speedup, interval, verdict = judge_speed(first.times_s, second.times_s)
+    blocks = len(first.times_s)
+    why = "the 95 % interval of the speed-up contains 1"
+    if blocks < _FOR_INTERVAL:
+        why = f"only {blocks} blocks fit into the budget; {_FOR_INTERVAL} are needed to decide"
     return Comparison(
-        original=_measurement(labels[0], times[0], warm[0], original),
-        candidate=_measurement(labels[1], times[1], warm[1], candidate),
+        original=first,
+        candidate=second,
         speedup=speedup,
         interval=interval,
         verdict=verdict,
-        notes=notes,
+        notes=(why,) if verdict == "undecided" else (),
     )
+
+
+def _measure(
+    trials: dict[str, Trial],
+    budget_s: float,
+    enough: Callable[..., bool],
+    progress: Callable[[float], None] | None,
+) -> list[Measurement]:
+    """Times blocks of one run of each trial, with no garbage collection inside a run."""
+    order = random.Random(0)
+    times: dict[str, list[float]] = {label: [] for label in trials}
+    blocks = 0
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        warm = {
+            label: _warm_up(trial, time.perf_counter() + 0.45 * budget_s / len(trials))
+            for label, trial in trials.items()
+        }
+        while blocks < _MOST_BLOCKS:
+            spent = (time.perf_counter() - start) / budget_s
+            if progress is not None:
+                progress(min(1.0, spent))
+            if blocks >= _FEWEST and spent >= 1:
+                break
+            if blocks > _FOR_INTERVAL and enough(*times.values()):
+                break
+            for label in order.sample(sorted(trials), len(trials)):
+                times[label].append(_timed(trials[label]))
+            blocks += 1
+    finally:
+        if was_on:
+            gc.enable()
+    return [_measurement(label, times[label], warm[label], trials[label]) for label in trials]
 
 
 def judge_speed(
@@ -207,7 +201,7 @@ def _warm_up(trial: Trial, until: float) -> list[float]:
 
 
 def _timed(trial: Trial) -> float:
-    with trial.scope() if isinstance(trial, RunTrial) else nullcontext():
+    with trial.run if isinstance(trial, RunTrial) else nullcontext():
         run = trial()
         _synchronise()
         start = time.perf_counter_ns()
@@ -221,19 +215,6 @@ def _timed(trial: Trial) -> float:
 def _synchronise() -> None:
     if _cuda.is_initialized():
         _cuda.synchronize()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No garbage collection inside a timed run."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _measurement(label: str, times: list[float], warm: list[float], trial: Trial) -> Measurement:
@@ -254,13 +235,7 @@ def _measurement(label: str, times: list[float], warm: list[float], trial: Trial
         warmup=len(warm),
         backward=known is not None and known.part != "forward",
         device=str(known.run.device) if known else "cpu",
-        num_threads=known.threads if known else torch.get_num_threads(),
+        num_threads=known.run.context.num_threads if known else torch.get_num_threads(),
         interval_s=median_interval(times),
         notes=tuple(notes),
     )
-
-
-def _why_undecided(blocks: int) -> str:
-    if blocks < _FOR_INTERVAL:
-        return f"only {blocks} blocks fit into the budget; {_FOR_INTERVAL} are needed to decide"
-    return "the 95 % interval of the speed-up contains 1"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from modulelens.errors import UsageError
-from modulelens.measure.benchmark import backward_trial, benchmark, trial_of
+from modulelens.measure.benchmark import RunTrial, benchmark
 from modulelens.measure.flops import FlopCount, count_flops
 from modulelens.measure.memory import bytes_of, peak_of, saved_activations
 from modulelens.measure.run import Run
@@ -51,25 +52,24 @@ def profile(
         output_bytes = bytes_of(outputs)
         del output, outputs
         share = budget_s / (2 if backward else 1)
-        forward = benchmark(trial_of(run), label="forward", budget_s=share)
+        forward = benchmark(RunTrial(run, "forward"), label="forward", budget_s=share)
         back = None
         if backward:
-            back = benchmark(backward_trial(run), label="backward", budget_s=share)
+            back = benchmark(RunTrial(run, "backward"), label="backward", budget_s=share)
     flops = count_flops(run, backward=backward)
     with run:
         ops, peak = _operators(run, flops, backward=backward, trace_file=trace_file)
         run.fresh()
-    parameters = list(run.owner.parameters()) if run.owner is not None else []
-    buffers = list(run.owner.buffers()) if run.owner is not None else []
+    owner = run.owner or nn.Module()
     return Profile(
         forward_s=forward.median_s,
         backward_s=back.median_s if back else None,
         flops_forward=flops.forward,
         flops_backward=flops.backward,
         flops_unknown=flops.unknown,
-        params=sum(p.numel() for p in parameters),
-        param_bytes=bytes_of(parameters),
-        buffer_bytes=bytes_of(buffers),
+        params=sum(p.numel() for p in owner.parameters()),
+        param_bytes=bytes_of(owner.parameters()),
+        buffer_bytes=bytes_of(owner.buffers()),
         input_bytes=bytes_of(flatten((run.args, run.kwargs)).tensors),
         output_bytes=output_bytes,
         saved_bytes=saved,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modulelens.context import RngState, RngWatch, preserved_rng, set_rng, under
+from modulelens.context import RngState, RngWatch, preserved_rng, read_ambient, set_rng, under
 from modulelens.errors import UsageError
 from modulelens.measure.state import ModuleState
 from modulelens.records import Ambient
@@ -22,17 +22,17 @@ from modulelens.tree import as_non_leaf, flatten, is_plain
 class Run:
     """A module or callable with inputs, ambient state and random streams, run again and again.
 
-    Use it as a scope: inside `with run:` the ambient state holds, `fresh` sets the random streams,
-    and at the end switches and streams of the process are what they were. Outside, `forward` and
-    `backward` open the scope for their own length. What changed on the module after `Run` was
-    made, a hook included, is gone after `fresh`.
+    Use it as a scope: inside `with run:` the ambient state holds, the random streams are set at
+    the start and by `fresh`, and at the end switches and streams of the process are what they
+    were. `forward` and `backward` open the scope themselves where it is not open yet. What
+    changed on the module after `Run` was made, a hook included, is gone after `fresh`.
 
     Args:
         module: An `nn.Module`, one of its methods, or any callable.
         args: Positional arguments; never handed to the module, only copies of them are.
         kwargs: Keyword arguments; the same.
-        context: Switches during the run; None leaves them as they are.
-        rng: Random streams at the start of each run; None: as they were when `Run` was made.
+        context: Switches during the run; left out: as they were when `Run` was made.
+        rng: Random streams at the start of each run; the same.
         grad_output: One total gradient per tensor leaf of the output that requires grad, None for
             a leaf that got none. None altogether: ones, and dependent outputs add up.
     """
@@ -40,14 +40,14 @@ class Run:
     module: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    context: Ambient | None = None
-    rng: RngState | None = None
+    context: Ambient = field(default_factory=read_ambient)
+    rng: RngState = field(default_factory=lambda: RngWatch().read())
     grad_output: Sequence[Tensor | None] | None = None
 
     def __post_init__(self) -> None:
-        self.rng = self.rng or RngWatch().read()
         self._state = ModuleState(self.owner)
-        self._scope: contextlib.ExitStack | None = None
+        self._scope = contextlib.ExitStack()
+        self._depth = 0
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._leaves: dict[str, Tensor] = {}
 
@@ -65,14 +65,9 @@ class Run:
     @property
     def device(self) -> torch.device:
         """Where it runs: the first accelerator among state and inputs, else the CPU."""
-        tensors = [*self._state.tensors, *flatten((self.args, self.kwargs)).tensors]
+        tensors = [*self.tensors, *flatten((self.args, self.kwargs)).tensors]
         kinds = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
         return next(kinds, torch.device("cpu"))
-
-    @property
-    def entered(self) -> bool:
-        """Whether the scope is open."""
-        return self._scope is not None
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -83,19 +78,19 @@ class Run:
         return self._inputs
 
     def __enter__(self) -> Run:
-        if self._scope is not None:
-            raise UsageError("this Run is already entered", hint="use one `with run:` at a time")
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(preserved_rng())
-            if self.context is not None:
+        if not self._depth:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(preserved_rng())
                 stack.enter_context(under(self.context, device=str(self.device)))
-            self._scope = stack.pop_all()
+                set_rng(self.rng)
+                self._scope = stack.pop_all()
+        self._depth += 1
         return self
 
     def __exit__(self, *error: object) -> None:
-        scope, self._scope = self._scope, None
-        assert scope is not None
-        scope.close()
+        self._depth -= 1
+        if not self._depth:
+            self._scope.close()
 
     def fresh(self) -> None:
         """Puts the module back to what it was, and makes new inputs; in scope, sets the streams.
@@ -106,17 +101,13 @@ class Run:
         torch.clear_autocast_cache()  # as at the start of a step: casts of the last run's weights
         self._state.restore()
         self._inputs, self._leaves = self._copy_inputs()
-        if self._scope is not None and self.rng is not None:
+        if self._depth:
             set_rng(self.rng)
 
     def forward(self) -> Any:
         """Calls the module on the current inputs; makes them if there are none."""
         args, kwargs = self.inputs
-        if self._scope is not None:
-            return self.module(*args, **kwargs)
         with self:
-            if self.rng is not None:
-                set_rng(self.rng)
             return self.module(*args, **kwargs)
 
     def backward(self, output: Any) -> None:
@@ -127,19 +118,25 @@ class Run:
         Raises:
             UsageError: `grad_output` does not fit the output's leaves.
         """
-        if self._scope is None:
-            with self:
-                return self.backward(output)
         leaves = [tensor for tensor in flatten(output).tensors if tensor.requires_grad]
-        with contextlib.ExitStack() as stack:
-            for entry in self.context.autocast if self.context else ():
+        totals = self.grad_output
+        if totals is not None and len(leaves) != len(totals):
+            raise UsageError(
+                f"grad_output has {len(totals)} gradients, the output has {len(leaves)} tensors "
+                "that require grad",
+                hint="give one per tensor that requires grad, in order; None where there is none",
+            )
+        seeds = [(t, torch.ones_like(t)) for t in leaves]
+        with self, contextlib.ExitStack() as stack:
+            for entry in self.context.autocast:
                 stack.enter_context(torch.autocast(entry.device, enabled=False))
-            if self.grad_output is None:
-                seeds = [torch.ones_like(leaf) for leaf in leaves]
-                torch.autograd.backward(leaves, seeds) if leaves else None
-            else:
-                _backward_totals(leaves, self.grad_output)
-        return None
+            if totals is not None:
+                pairs = zip(leaves, totals, strict=True)
+                seeds = [(leaf, total) for leaf, total in pairs if total is not None]
+                for leaf, total in seeds:
+                    stack.callback(_replace_gradient(leaf, total).remove)
+            if seeds:
+                torch.autograd.backward([leaf for leaf, _ in seeds], [seed for _, seed in seeds])
 
     def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients after `backward`: of parameters by every name, of inputs by leaf path."""
@@ -154,18 +151,15 @@ class Run:
 
         Arguments that are, or share memory with, the module's own tensors stay so.
         """
-        own = self._state.tensors
-        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in own if is_plain(t)}
-        memo: dict[Any, Any] = {id(tensor): tensor for tensor in own} | {"torch": storages}
-        if self.owner is not None:
-            memo |= {id(child): child for child in self.owner.modules()}
+        storages = {s._cdata: s for t in self.tensors if is_plain(t) for s in [t.untyped_storage()]}
+        own = [*self.tensors, *(self.owner.modules() if self.owner is not None else ())]
+        memo: dict[Any, Any] = {id(each): each for each in own} | {"torch": storages}
         leaves: dict[str, Tensor] = {}
         with torch.inference_mode(False):
-            for root, value in (("args", self.args), ("kwargs", self.kwargs)):
-                flat = flatten(value)
+            for root, flat in (("args", flatten(self.args)), ("kwargs", flatten(self.kwargs))):
                 for tensor, path in zip(flat.tensors, flat.paths, strict=True):
                     if id(tensor) not in memo and is_plain(tensor):
-                        leaf = _copy_tensor(tensor, memo)
+                        leaf = like(tensor, _copied(tensor, memo))
                         memo[id(tensor)] = leaf if tensor.is_leaf else as_non_leaf(leaf)
                         if tensor.requires_grad:
                             leaves[root + path] = leaf
@@ -179,42 +173,28 @@ class Run:
         return inputs, leaves
 
 
-def _copy_tensor(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """A leaf with the tensor's values, strides and flags; aliases stay aliases through `memo`."""
+def _copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """The tensor's values, strides and flags; aliases stay aliases through `memo`."""
     storage = copy.deepcopy(tensor.untyped_storage(), memo)
-    with torch.no_grad():
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        made = torch._conj(made) if tensor.is_conj() else made
-        made = torch._neg_view(made) if tensor.is_neg() else made
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made = torch._conj(made) if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def like(tensor: Tensor, data: Tensor) -> Tensor:
+    """`data` as a leaf of the tensor's kind: a parameter or not, with or without a gradient."""
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
+        return nn.Parameter(data, requires_grad=tensor.requires_grad)
+    return data.requires_grad_(tensor.requires_grad)
 
 
-def _backward_totals(leaves: list[Tensor], totals: Sequence[Tensor | None]) -> None:
-    """Seeds each leaf, and lets a hook replace what arrives there by the total.
+def _replace_gradient(leaf: Tensor, total: Tensor) -> Any:
+    """Lets the total stand for what arrives at a leaf.
 
     A leaf may depend on another one (a loss and its logits): its gradient would reach the other
     one a second time, on top of the total that already holds it.
     """
-    if len(leaves) != len(totals):
-        raise UsageError(
-            f"grad_output has {len(totals)} gradients, the output has {len(leaves)} tensors that "
-            "require grad",
-            hint="give one per tensor that requires grad, in order; None where there is none",
-        )
-    pairs = [(leaf, total) for leaf, total in zip(leaves, totals, strict=True) if total is not None]
-    handles = [_replace_gradient(leaf, total) for leaf, total in pairs]
-    try:
-        if pairs:
-            torch.autograd.backward([leaf for leaf, _ in pairs], [total for _, total in pairs])
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _replace_gradient(leaf: Tensor, total: Tensor) -> Any:
     # Asked for first: torch crashes at a hook on a view that was written to before its history
     # was written anew.
     _ = leaf.grad_fn

@@ -7,6 +7,7 @@ same memory, which is also how an untouched storage is recognised at no cost.
 from __future__ import annotations
 
 import collections
+import operator
 import sys
 import types
 from typing import Any
@@ -31,7 +32,7 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module | None) -> None:
-        self._containers: list[tuple[Any, Any]] = []
+        self._containers: list[tuple[Any, list[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._storages: dict[int, tuple[Tensor, Tensor]] = {}
         self._generators: list[tuple[torch.Generator, Tensor]] = []
@@ -77,10 +78,9 @@ class ModuleState:
             self._keep(vars(value), depth)
 
     def _keep(self, container: Any, depth: int) -> None:
-        mapping = isinstance(container, dict)
-        saved: Any = dict(container) if mapping else list(container)
+        saved = _content(container)
         self._containers.append((container, saved))
-        for item in saved.values() if mapping else saved:
+        for item in saved:
             self._walk(item, depth + 1)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
@@ -112,33 +112,33 @@ def _is_plain_object(value: Any) -> bool:
     )
 
 
-def _refill(container: Any, saved: Any) -> None:
+def _content(container: Any) -> list[Any]:
+    """Its items; of a dict, keys and values in turn."""
     if isinstance(container, dict):
-        now = list(container.items())
-        same = len(now) == len(saved) and all(
-            a == c and b is d for (a, b), (c, d) in zip(now, saved.items(), strict=True)
-        )
-    else:
-        now = list(container)
-        same = len(now) == len(saved) and all(a is b for a, b in zip(now, saved, strict=True))
-    if same:
+        return [part for pair in container.items() for part in pair]
+    return list(container)
+
+
+def _refill(container: Any, saved: list[Any]) -> None:
+    now = _content(container)
+    if len(now) == len(saved) and all(map(operator.is_, now, saved)):
         return
     container.clear()
-    (container.extend if isinstance(container, list | collections.deque) else container.update)(
-        saved
-    )
+    if isinstance(container, dict):
+        container.update(zip(saved[::2], saved[1::2], strict=True))
+    else:
+        (container.update if isinstance(container, set) else container.extend)(saved)
 
 
 def _restore_tensor(tensor: Tensor, alias: Tensor) -> None:
-    moved = (
-        tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata
-        or (tensor.dtype, tensor.shape, tensor.stride())
-        != (alias.dtype, alias.shape, alias.stride())
-        or tensor.storage_offset() != alias.storage_offset()
-    )
-    if moved:
+    if _place(tensor) != _place(alias):
         tensor.data = alias.detach()
     if tensor.is_leaf:
         tensor.grad = None
         if tensor.requires_grad is not alias.requires_grad:
             tensor.requires_grad_(alias.requires_grad)
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
