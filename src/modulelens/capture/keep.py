@@ -23,7 +23,7 @@ class Keep:
         max_bytes: Most bytes of tensors kept per trace; modules beyond it keep shapes only, and
             `coverage` names them. None: no limit.
         embedding_rows: "all" keeps whole embedding tables. "touched" (only the rows that were
-            looked up) is refused by this version.
+            looked up) is not there yet: whole tables are kept, and the trace says so.
     """
 
     tensors: Content = "full"
@@ -44,8 +44,4 @@ class Keep:
         if self.embedding_rows not in ("touched", "all"):
             raise UsageError(
                 f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'"
-            )
-        if self.embedding_rows == "touched":
-            raise UsageError(
-                "Keep(embedding_rows='touched') is not supported by this version", hint="use 'all'"
             )
