@@ -123,13 +123,12 @@ def test_indices_of_sparse_tensors_are_checked() -> None:
         return torch.tensor([[99]]) if ref.spec.dtype == "int64" else torch.ones(1)
 
     body = {
-        "layout": "coo",
         "shape": [3],
         "coalesced": True,
         "indices": {"$tensor": {"spec": ints, "group": 0, "key": "i"}},
         "values": {"$tensor": {"spec": one, "group": 1, "key": "v"}},
     }
-    with pytest.raises(Corrupted):
+    with pytest.raises(Corrupted, match="index"):
         Decoder(tensors, Importer()).decode({"$sparse": body})
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import operator
+import random
 import types
 
+import numpy as np
+import pytest
 import torch
+from tests.tree.values import Point, trip
 
+from modulelens.errors import NotRebuildable
 from modulelens.records import TensorRef
 from modulelens.tree import Decoder, Encoder, Importer, spec_of
 
@@ -44,3 +51,39 @@ def test_namespaces_come_back_with_their_attributes() -> None:
     assert not encoder.opaque
     assert type(made) is types.SimpleNamespace
     assert (made.depth, made.inner.rate, made.inner.outer is made) == (2, 0.5, True)
+
+
+class Counted(collections.defaultdict):  # type: ignore[type-arg]
+    pass
+
+
+def test_default_factories_come_back_also_of_classes_that_extend_the_dict() -> None:
+    for value in (collections.defaultdict(list, a=[1]), Counted(int, b=2)):
+        made, again = trip([value, value]).value
+        assert made is again
+        assert type(made) is type(value)
+        assert (made, made.default_factory) == (value, value.default_factory)
+    assert made["new"] == 0
+
+
+def test_a_random_source_in_two_places_stays_one() -> None:
+    for source in (np.random.default_rng(1), np.random.RandomState(1), random.Random(1)):
+        made, again = trip([source, {"same": source}]).value
+        assert again["same"] is made
+        assert made.random() == source.random()
+    generator = torch.Generator().manual_seed(1)
+    made, again = trip([generator, generator]).value
+    assert again is made
+
+
+def test_a_value_that_cannot_be_changed_and_holds_itself_is_refused_by_name() -> None:
+    inside: list[object] = []
+    loop = Point(inside, 1)
+    inside.append(loop)
+    with pytest.raises(NotRebuildable, match="holds itself"):
+        trip(loop)
+
+
+def test_builtin_functions_are_named_by_where_they_can_be_imported_from() -> None:
+    assert trip(operator.add).value is operator.add
+    assert trip(1 << 20_000).value == 1 << 20_000

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from modulelens.errors import NotRebuildable
-from modulelens.tree.names import Importer, path_of
+from modulelens.tree.names import Importer
 
 _LOCALS = ".<locals>."
 
@@ -25,19 +26,23 @@ def local_path(function: types.FunctionType) -> dict[str, Any] | None:
     module = function.__globals__.get("__name__")
     if not inner or not isinstance(module, str) or any(map(_empty, function.__closure__ or ())):
         return None
-    around = _outer(_found(f"{module}:{outer}", function.__globals__))
+    first, *rest = outer.split(".")
+    found = function.__globals__.get(first)
+    for part in rest:
+        found = inspect.getattr_static(found, part, None)
+    around = _outer(found)
     if around is None or around.__globals__ is not function.__globals__:
         return None
-    path = path_of(around) or f"{module}:{outer}"
-    steps, here = [], around.__code__
-    for name in ".".join(inner).split("."):
-        below = [c for c in _codes(here) if c.co_name == name and _reaches(c, code)]
-        if len(below) != 1:
-            return None
-        steps.append([name, below[0].co_firstlineno - here.co_firstlineno])
-        here = below[0]
-    unique = here is code and _step(around.__code__, steps) is code
-    return {"outer": path, "steps": steps} if unique else None
+    steps = next((steps for steps, below in _inside(around.__code__) if below is code), None)
+    if steps is None or _at(around.__code__, steps) is not code:
+        return None
+    return {"outer": f"{module}:{outer}", "steps": steps}
+
+
+def enclosed(function: types.FunctionType) -> tuple[Any, Any, Any]:
+    """What it holds: contents of its cells, defaults, defaults of keywords."""
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    return cells, function.__defaults__, function.__kwdefaults__
 
 
 def make_local(body: dict[str, Any], importer: Importer) -> tuple[Any, tuple[types.CellType, ...]]:
@@ -47,11 +52,12 @@ def make_local(body: dict[str, Any], importer: Importer) -> tuple[Any, tuple[typ
         NotRebuildable: The function around it is another one today.
     """
     outer = _outer(importer.get(body["outer"]))
-    code = _step(outer.__code__, body["steps"]) if outer is not None else None
-    if outer is None or code is None or len(code.co_freevars) != len(body["cells"]):
-        name = body["steps"][-1][0]
+    code = _at(outer.__code__, body["steps"]) if outer is not None else None
+    held = body["inside"][0]["$tuple"]
+    if outer is None or code is None or len(code.co_freevars) != len(held):
+        name, line = body["steps"][-1]
         raise NotRebuildable(
-            f"{body['outer']} makes no {name} at its line {body['steps'][-1][1]} any more",
+            f"{body['outer']} makes no {name} at its line {line} any more",
             reason="not_importable",
         )
     cells = tuple(types.CellType() for _ in code.co_freevars)
@@ -66,13 +72,6 @@ def _empty(cell: types.CellType) -> bool:
     return False
 
 
-def _found(path: str, scope: dict[str, Any]) -> Any:
-    found: Any = None
-    for place, part in enumerate(path.partition(":")[2].split(".")):
-        found = scope.get(part) if place == 0 else inspect.getattr_static(found, part, None)
-    return found
-
-
 def _outer(found: Any) -> types.FunctionType | None:
     if isinstance(found, (staticmethod, classmethod)):
         found = found.__func__
@@ -80,22 +79,15 @@ def _outer(found: Any) -> types.FunctionType | None:
     return found if isinstance(found, types.FunctionType) else None
 
 
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    return [c for c in code.co_consts if isinstance(c, types.CodeType)]
+def _inside(code: types.CodeType) -> Iterator[tuple[list[list[Any]], types.CodeType]]:
+    """The steps to each code inside, and the code."""
+    for below in code.co_consts:
+        if isinstance(below, types.CodeType):
+            step = [below.co_name, below.co_firstlineno - code.co_firstlineno]
+            yield [step], below
+            yield from (([step, *steps], deeper) for steps, deeper in _inside(below))
 
 
-def _reaches(code: types.CodeType, target: types.CodeType) -> bool:
-    return code is target or any(_reaches(below, target) for below in _codes(code))
-
-
-def _step(code: types.CodeType, steps: list[list[Any]]) -> types.CodeType | None:
-    for name, line in steps:
-        fits = [
-            c
-            for c in _codes(code)
-            if c.co_name == name and c.co_firstlineno - code.co_firstlineno == line
-        ]
-        if len(fits) != 1:
-            return None
-        code = fits[0]
-    return code
+def _at(code: types.CodeType, steps: list[list[Any]]) -> types.CodeType | None:
+    found = [below for there, below in _inside(code) if there == steps]
+    return found[0] if len(found) == 1 else None

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import math
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from modulelens.errors import ClassNotFound, NotRebuildable
+
+T = TypeVar("T")
 
 #: Packages whose classes any record may name: their data classes are plain, and they are what
 #: models are made of. A record's own packages come on top (see `Metadata.packages`).
 ALLOWED_PACKAGES = frozenset(
-    {
-        "torch",
-        "torchrec",
-        "torch_geometric",
-        "torchao",
-        "transformers",
-        "tensordict",
-        "diffusers",
-        "timm",
-        "numpy",
-        "collections",
-        "math",
-        "operator",
-        "types",
-        "argparse",
-        "enum",
-        "pathlib",
-        "omegaconf",
-    }
+    {"torch", "torchrec", "torch_geometric", "torchao", "tensordict", "numpy", "omegaconf"}
+    | {"transformers", "diffusers", "timm"}
+    | {"argparse", "collections", "enum", "math", "operator", "pathlib", "types"}
 )
 
 #: The only builtins that a record may name: they make or measure values, and touch nothing else.
@@ -55,21 +39,20 @@ _BUILTIN_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "math", "opera
 
 def path_of(value: Any) -> str | None:
     """`module:qualname` from which importing gives this very object, None when nothing does."""
-    module = getattr(value, "__module__", None)
+    homes: tuple[Any, ...] = (getattr(value, "__module__", None),)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if not isinstance(name, str):
-        return None
-    if isinstance(module, str) and "<" not in name and _lookup(module, name) is value:
-        return f"{module}:{name}"
     if isinstance(value, types.BuiltinFunctionType):
-        for home in _BUILTIN_HOMES:
-            if _lookup(home, value.__name__) is value:
-                return f"{home}:{value.__name__}"
+        # What C code says of its home is often not where it can be imported from.
+        homes, name = (*_BUILTIN_HOMES, *homes), value.__name__
+    if isinstance(name, str) and "<" not in name:
+        for home in homes:
+            if isinstance(home, str) and _lookup(home, name) is value:
+                return f"{home}:{name}"
     return None
 
 
 def _lookup(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module) or {"math": math, "operator": operator}.get(module)
+    found: Any = sys.modules.get(module)
     for part in name.split("."):
         if found is None:
             return None
@@ -132,6 +115,17 @@ class Importer:
             return self.main(name)
         return self._import(path, module, name)
 
+    def get_class(self, path: str, base: type[T]) -> type[T]:
+        """The class of that name, which extends `base`.
+
+        Raises:
+            NotRebuildable: It is something else; and as `get` does.
+        """
+        found = self.get(path)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise NotRebuildable(f"{path} is no class of {base.__name__}", reason="untrusted_class")
+        return found
+
     def module(self, name: str) -> Any:
         """The module of that dotted name; raises as `get` does."""
         self.get(f"{name}:__name__")
@@ -140,21 +134,15 @@ class Importer:
     def _import(self, path: str, module: str, name: str) -> Any:
         try:
             found: Any = importlib.import_module(module)
-        except ImportError as error:
-            missing = getattr(error, "name", None) or module
-            raise ClassNotFound(
-                f"{path} cannot be imported: {error}",
-                hint=f"install or add to PYTHONPATH what provides {missing!r}",
-            ) from error
         except Exception as error:  # boundary: importing runs the user's module
+            hint = f"`python -c 'import {module}'` shows the failure"
+            if isinstance(error, ImportError):
+                hint = f"install or add to PYTHONPATH what provides {error.name or module!r}"
             raise ClassNotFound(
-                f"{path} cannot be imported: {type(error).__name__}: {error}",
-                hint=f"`python -c 'import {module}'` shows the failure",
+                f"{path} cannot be imported: {type(error).__name__}: {error}", hint=hint
             ) from error
         for part in name.split("."):
-            owner = found
-            found = vars(owner).get(part, None) if isinstance(owner, type) else None
-            found = getattr(owner, part, None) if found is None else getattr(owner, part)
+            owner, found = found, getattr(found, part, None)
             if found is None:
                 raise ClassNotFound(
                     f"{path} is gone: {module} ({getattr(owner, '__file__', '?')}) has no {name!r}",

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import (
+    NestedTensor,
+    nested_view_from_values_offsets_lengths,
+)
 
 from modulelens.errors import NotRebuildable
 from modulelens.records import TensorSpec
 from modulelens.tree.names import Importer, path_of
 
-_COMPRESSED = {
-    torch.sparse_csr: ("csr", "crow_indices", "col_indices"),
-    torch.sparse_bsr: ("bsr", "crow_indices", "col_indices"),
-    torch.sparse_csc: ("csc", "ccol_indices", "row_indices"),
-    torch.sparse_bsc: ("bsc", "ccol_indices", "row_indices"),
-}
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
-_LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 
-EncodeTensor = Callable[[Tensor], Any]
-Encode = Callable[[Any], Any]
+Code = Callable[[Any], Any]
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for `torch.float32`."""
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return name
+    return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -40,7 +36,7 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         NotRebuildable: torch has no such dtype.
     """
-    dtype = getattr(torch, name, None) if name.isidentifier() else None
+    dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
         raise NotRebuildable(f"this torch has no dtype {name!r}", reason="tensor_subclass")
     return dtype
@@ -75,7 +71,7 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-def encode_special(tensor: Tensor, tensor_json: EncodeTensor, encode: Encode) -> Any:
+def encode_special(tensor: Tensor, encode: Code) -> Any:
     """A tensor that is not plain, as JSON over plain ones.
 
     Raises:
@@ -85,49 +81,100 @@ def encode_special(tensor: Tensor, tensor_json: EncodeTensor, encode: Encode) ->
     if is_parameter(tensor):
         base["parameter"] = True
     if type(tensor) not in PLAIN_TYPES:
-        return _encode_subclass(tensor, base, encode)
+        kind, names, parts = _take_apart(tensor)
+        return {kind: base | names | {name: encode(part) for name, part in parts.items()}}
     plain = tensor.detach()
-    if plain.is_nested:
-        return {"$nested": base | {"parts": [tensor_json(t) for t in plain.unbind()]}}
-    if plain.layout is torch.sparse_coo:
-        parts = {"indices": tensor_json(plain._indices()), "values": tensor_json(plain._values())}
-        shape = {"shape": list(plain.shape), "coalesced": plain.is_coalesced()}
-        return {"$sparse": base | {"layout": "coo"} | shape | parts}
-    if plain.layout in _COMPRESSED:
-        name, outer, inner = _COMPRESSED[plain.layout]
-        parts = {
-            "outer": tensor_json(getattr(plain, outer)()),
-            "inner": tensor_json(getattr(plain, inner)()),
-            "values": tensor_json(plain.values()),
-        }
-        return {"$sparse": base | {"layout": name, "shape": list(plain.shape)} | parts}
-    if plain.is_quantized:
-        return {"$quantized": base | _quantized(plain, tensor_json)}
-    if plain.is_mkldnn:
-        return {"$mkldnn": base | {"dense": tensor_json(plain.to_dense())}}
+    for kind, (fits, apart, _) in _LAYOUTS.items():
+        if fits(plain):
+            return {kind: base | {name: encode(part) for name, part in apart(plain).items()}}
     raise NotRebuildable(f"a tensor of layout {plain.layout} has no rule", reason="tensor_subclass")
 
 
-def _quantized(tensor: Tensor, tensor_json: EncodeTensor) -> dict[str, Any]:
-    dtype = dtype_name(tensor.dtype)
-    integers = tensor_json(tensor.int_repr())
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return {
-            "dtype": dtype,
-            "integers": integers,
-            "scale": tensor.q_scale(),
-            "zero": tensor.q_zero_point(),
-        }
+def decode_special(kind: str, body: dict[str, Any], decode: Code, importer: Importer) -> Tensor:
+    """The inverse of `encode_special`.
+
+    Raises:
+        NotRebuildable: Its class is not allowed.
+    """
+    parts = {n: decode(part) for n, part in body.items() if n not in ("requires_grad", "parameter")}
+    if kind in _SUBCLASSES:
+        tensor = _SUBCLASSES[kind](importer.get_class(parts.pop("cls"), Tensor), **parts)
+    else:
+        tensor = _LAYOUTS[kind][2](**parts)
+    if body.get("parameter"):
+        return torch.nn.Parameter(tensor, requires_grad=bool(body["requires_grad"]))
+    return tensor.requires_grad_() if body.get("requires_grad") else tensor
+
+
+def _compressed(tensor: Tensor) -> dict[str, Any]:
+    rows = tensor.layout in _BY_ROW
     return {
-        "dtype": dtype,
+        "layout": tensor.layout,
+        "outer": tensor.crow_indices() if rows else tensor.ccol_indices(),
+        "inner": tensor.col_indices() if rows else tensor.row_indices(),
+        "values": tensor.values(),
+        "shape": tensor.shape,
+    }
+
+
+def _from_compressed(
+    layout: torch.layout, outer: Tensor, inner: Tensor, values: Tensor, shape: Any
+) -> Tensor:
+    return torch.sparse_compressed_tensor(
+        outer, inner, values, shape, layout=layout, check_invariants=True
+    )
+
+
+def _coordinates(tensor: Tensor) -> dict[str, Any]:
+    parts = {"indices": tensor._indices(), "values": tensor._values(), "shape": tensor.shape}
+    return parts | {"coalesced": tensor.is_coalesced()}
+
+
+def _from_coordinates(indices: Tensor, values: Tensor, shape: Any, coalesced: bool) -> Tensor:
+    made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+    return made._coalesced_(coalesced)
+
+
+def _quantized(tensor: Tensor) -> dict[str, Any]:
+    integers = tensor.int_repr()
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return {"integers": integers, "scale": tensor.q_scale(), "zero": tensor.q_zero_point()}
+    return {
         "integers": integers,
-        "scales": tensor_json(tensor.q_per_channel_scales()),
-        "zeros": tensor_json(tensor.q_per_channel_zero_points()),
+        "scale": tensor.q_per_channel_scales(),
+        "zero": tensor.q_per_channel_zero_points(),
         "axis": tensor.q_per_channel_axis(),
     }
 
 
-def _encode_subclass(tensor: Tensor, base: dict[str, Any], encode: Encode) -> Any:
+def _from_quantized(integers: Tensor, scale: Any, zero: Any, axis: int | None = None) -> Tensor:
+    if axis is None:
+        return torch._make_per_tensor_quantized_tensor(integers, scale, zero)
+    return torch._make_per_channel_quantized_tensor(integers, scale, zero, axis)
+
+
+#: kind -> (whether a tensor is of it, its parts, made of those again)
+_LAYOUTS: dict[
+    str,
+    tuple[Callable[[Tensor], bool], Callable[[Tensor], dict[str, Any]], Callable[..., Tensor]],
+] = {
+    "$nested": (
+        lambda t: t.is_nested,
+        lambda t: {"parts": t.unbind()},
+        lambda parts: torch.nested.as_nested_tensor(list(parts)),
+    ),
+    "$sparse": (lambda t: t.layout is torch.sparse_coo, _coordinates, _from_coordinates),
+    "$compressed": (lambda t: t.layout in _BY_ROW + _BY_COLUMN, _compressed, _from_compressed),
+    "$quantized": (lambda t: t.is_quantized, _quantized, _from_quantized),
+    "$mkldnn": (
+        lambda t: t.is_mkldnn,
+        lambda t: {"dense": t.to_dense()},
+        lambda dense: dense.to_mkldnn(),
+    ),
+}
+
+
+def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
     cls = type(tensor)
     path = path_of(cls)
     if path is None:
@@ -136,110 +183,49 @@ def _encode_subclass(tensor: Tensor, base: dict[str, Any], encode: Encode) -> An
         )
     if hasattr(tensor, "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()
-        shape, stride = _ints(tensor.shape), _ints(tensor.stride())
-        inner = {name: encode(getattr(tensor, name).detach()) for name in names}
-        extra = {"inner": inner, "context": encode(context), "shape": shape, "stride": stride}
-        return {"$subclass": base | {"cls": path} | extra}
+        inner = {name: getattr(tensor, name).detach() for name in names}
+        # A jagged size is symbolic: it is implied by the offsets.
+        shape, stride = (
+            [size if type(size) is int else None for size in sizes]
+            for sizes in (tensor.shape, tensor.stride())
+        )
+        parts = {"inner": inner, "context": context, "shape": shape, "stride": stride}
+        return "$subclass", {"cls": path}, parts
     if cls.__torch_function__ is torch._C._disabled_torch_function_impl or not hasattr(
         tensor, "as_subclass"
     ):
         raise NotRebuildable(
             f"tensor class {path} has no __tensor_flatten__", reason="tensor_subclass"
         )
-    plain = tensor.detach().as_subclass(torch.Tensor)
-    return {
-        "$astensor": base | {"cls": path, "data": encode(plain), "vars": encode(dict(vars(tensor)))}
-    }
+    data = tensor.detach().as_subclass(torch.Tensor)
+    return "$astensor", {"cls": path}, {"data": data, "vars": dict(vars(tensor))}
 
 
-def _ints(sizes: Any) -> list[int | None]:
-    # A jagged size is symbolic: it is implied by the offsets.
-    return [size if type(size) is int else None for size in sizes]
-
-
-def decode_special(kind: str, body: dict[str, Any], decode: Encode, importer: Importer) -> Tensor:
-    """The inverse of `encode_special`.
-
-    Raises:
-        NotRebuildable: The kind is unknown or its class is not allowed.
-    """
-    tensor = _DECODERS[kind](body, decode, importer)
-    if body.get("parameter"):
-        return torch.nn.Parameter(tensor, requires_grad=bool(body["requires_grad"]))
-    return tensor.requires_grad_() if body.get("requires_grad") else tensor
-
-
-def _nested(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
-    return torch.nested.as_nested_tensor([decode(part) for part in body["parts"]])
-
-
-def _sparse(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
-    shape, values = tuple(body["shape"]), decode(body["values"])
-    if body["layout"] == "coo":
-        made = torch.sparse_coo_tensor(
-            decode(body["indices"]), values, shape, check_invariants=True
-        )
-        return made._coalesced_(bool(body["coalesced"]))
-    layout = _LAYOUTS[body["layout"]]
-    outer, inner = decode(body["outer"]), decode(body["inner"])
-    return torch.sparse_compressed_tensor(
-        outer, inner, values, shape, layout=layout, check_invariants=True
-    )
-
-
-def _requantized(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
-    integers = decode(body["integers"])
-    if "scale" in body:
-        return torch._make_per_tensor_quantized_tensor(integers, body["scale"], body["zero"])
-    scales, zeros = decode(body["scales"]), decode(body["zeros"])
-    return torch._make_per_channel_quantized_tensor(integers, scales, zeros, body["axis"])
-
-
-def _mkldnn(body: dict[str, Any], decode: Encode, _: Importer) -> Tensor:
-    return decode(body["dense"]).to_mkldnn()  # type: ignore[no-any-return]
-
-
-def _subclass(body: dict[str, Any], decode: Encode, importer: Importer) -> Tensor:
-    cls = _tensor_class(importer, body["cls"])
-    inner = {name: decode(value) for name, value in body["inner"].items()}
-    context = decode(body["context"])
-    if body["cls"] == "torch.nested._internal.nested_tensor:NestedTensor":
+def _from_inner(
+    cls: Any, inner: dict[str, Tensor], context: Any, shape: list[Any], stride: list[Any]
+) -> Tensor:
+    made: Tensor
+    if cls is NestedTensor:
         # Its symbolic size belongs to one process: torch makes a new one from the offsets.
-        from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
-
-        made: Tensor = nested_view_from_values_offsets_lengths(
+        made = nested_view_from_values_offsets_lengths(
             inner["_values"],
             inner["_offsets"],
             inner.get("_lengths"),
             ragged_idx=context["ragged_idx"],
         )
-        return made
-    return cls.__tensor_unflatten__(inner, context, tuple(body["shape"]), tuple(body["stride"]))  # type: ignore[no-any-return,attr-defined]
-
-
-def _astensor(body: dict[str, Any], decode: Encode, importer: Importer) -> Tensor:
-    cls = _tensor_class(importer, body["cls"])
-    made: Tensor = decode(body["data"]).as_subclass(cls)
-    vars(made).update(decode(body["vars"]))
+    else:
+        made = cls.__tensor_unflatten__(inner, context, tuple(shape), tuple(stride))
     return made
 
 
-def _tensor_class(importer: Importer, path: str) -> type[Tensor]:
-    cls = importer.get(path)
-    if not (isinstance(cls, type) and issubclass(cls, Tensor)):
-        raise NotRebuildable(f"{path} is no tensor class", reason="tensor_subclass")
-    return cls
+def _from_data(cls: type[Tensor], data: Tensor, vars: dict[str, Any]) -> Tensor:
+    made: Tensor = data.as_subclass(cls)
+    made.__dict__.update(vars)
+    return made
 
 
-_DECODERS: dict[str, Callable[[dict[str, Any], Encode, Importer], Tensor]] = {
-    "$nested": _nested,
-    "$sparse": _sparse,
-    "$quantized": _requantized,
-    "$mkldnn": _mkldnn,
-    "$subclass": _subclass,
-    "$astensor": _astensor,
-}
-SPECIAL_KINDS = frozenset(_DECODERS)
+_SUBCLASSES: dict[str, Callable[..., Tensor]] = {"$subclass": _from_inner, "$astensor": _from_data}
+SPECIAL_KINDS = frozenset(_LAYOUTS.keys() | _SUBCLASSES)
 
 
 class _NonLeaf(torch.autograd.Function):

@@ -1,0 +1,124 @@
+"""Kinds of values that need no context: each with its key, how it comes apart, how it is made.
+
+Nothing here knows numbers of containers, names of classes, or devices.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import logging
+import pathlib
+import random
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from modulelens.errors import Corrupted
+from modulelens.tree.tensors import dtype_name, dtype_of
+
+#: type -> (key, apart, made of that again)
+Kinds = dict[Any, tuple[str, Callable[[Any], Any], Callable[..., Any]]]
+
+_CONSTANTS = {repr(value): value for value in (..., NotImplemented)}
+_LOCKS: dict[str, Callable[[], Any]] = {"lock": threading.Lock, "RLock": threading.RLock}
+_TORCH_CONSTANTS = (torch.layout, torch.memory_format, torch.qscheme)
+
+
+def to_base64(data: bytes | bytearray) -> str:
+    """Bytes as JSON text."""
+    return base64.b64encode(data).decode()
+
+
+def np_dtype(text: str) -> Any:
+    """The numpy dtype of that text; Corrupted for one of Python objects."""
+    dtype = np.dtype(text)
+    if dtype.hasobject:
+        raise Corrupted("a numpy array of Python objects is not allowed")
+    return dtype
+
+
+def _torch_constant(name: str) -> Any:
+    found = vars(torch).get(name)
+    if not isinstance(found, _TORCH_CONSTANTS):
+        raise Corrupted(f"torch.{name} is no layout, memory format or quantisation scheme")
+    return found
+
+
+def _np_generator(state: dict[str, Any]) -> np.random.Generator:
+    bits = getattr(np.random, state["bit_generator"], None)
+    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
+        raise Corrupted(f"numpy has no bit generator {state['bit_generator']!r}")
+    source = bits()
+    source.state = state
+    return np.random.Generator(source)
+
+
+def _restored(make: Callable[[], Any], restore: str) -> Callable[[Any], Any]:
+    def made(state: Any) -> Any:
+        source = make()
+        getattr(source, restore)(state)
+        return source
+
+    return made
+
+
+def _reference(target: Any) -> Any:
+    return weakref.ref(type("Gone", (), {})() if target is None else target)
+
+
+#: What one text or a few numbers say: apart into JSON.
+LITERALS: Kinds = {
+    type(...): ("$const", repr, _CONSTANTS.__getitem__),
+    type(NotImplemented): ("$const", repr, _CONSTANTS.__getitem__),
+    complex: ("$complex", str, complex),
+    bytes: ("$bytes", to_base64, base64.b64decode),
+    bytearray: ("$bytearray", to_base64, lambda b: bytearray(base64.b64decode(b))),
+    range: ("$range", lambda v: [v.start, v.stop, v.step], lambda b: range(*b)),
+    torch.Size: ("$size", lambda v: [int(x) for x in v], torch.Size),
+    torch.dtype: ("$dtype", dtype_name, dtype_of),
+    **dict.fromkeys(
+        _TORCH_CONSTANTS, ("$torch", lambda v: str(v).removeprefix("torch."), _torch_constant)
+    ),
+    **dict.fromkeys(
+        (type(threading.Lock()), type(threading.RLock())),
+        ("$lock", lambda v: type(v).__name__, lambda b: _LOCKS[b]()),
+    ),
+    torch.utils.hooks.RemovableHandle: ("$dropped", lambda _: "hook handle", lambda _: None),
+}
+#: The same, for all classes that extend one.
+LITERAL_BASES: Kinds = {
+    np.dtype: ("$npdtype", lambda v: v.str, np_dtype),
+    pathlib.PurePath: ("$path", str, pathlib.Path),
+    logging.Logger: ("$logger", lambda v: v.name, logging.getLogger),
+}
+#: What is made of other values: apart into those.
+COMPOUNDS: Kinds = {
+    slice: ("$slice", lambda v: (v.start, v.stop, v.step), slice),
+    functools.partial: (
+        "$partial",
+        lambda v: (v.func, v.args, v.keywords),
+        lambda function, args, keywords: functools.partial(function, *args, **keywords),
+    ),
+    types.MappingProxyType: ("$mapping", lambda v: (dict(v),), types.MappingProxyType),
+    weakref.ref: ("$weakref", lambda v: (v(),), _reference),
+}
+#: The same for what has a state of its own: one that is met twice stays one.
+SOURCES: Kinds = {
+    np.random.Generator: ("$nprandom", lambda v: (v.bit_generator.state,), _np_generator),
+    np.random.RandomState: (
+        "$nplegacy",
+        lambda v: (v.get_state(legacy=False),),
+        _restored(np.random.RandomState, "set_state"),
+    ),
+    random.Random: (
+        "$pyrandom",
+        lambda v: (v.getstate(),),
+        _restored(random.Random, "setstate"),
+    ),
+}
