@@ -79,13 +79,6 @@ def test_collection_is_off_inside_and_as_before_after():
     assert gc.isenabled()
 
 
-def test_progress_grows_to_the_end():
-    told = []
-    benchmark(sleeping(0.01), label="x", budget_s=0.2, precision=0, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-
-
 def test_the_interval_holds_the_median_as_often_as_it_says():
     draw = random.Random(1)
     for count in (6, 7, 20, 101):

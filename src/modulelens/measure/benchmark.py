@@ -69,7 +69,6 @@ def benchmark(
     label: str,
     budget_s: float = 3.0,
     precision: float = 0.02,
-    progress: Callable[[float], None] | None = None,
 ) -> Measurement:
     """Times a trial until the median is known well enough, or the budget is spent.
 
@@ -80,10 +79,9 @@ def benchmark(
             even where it does not suffice.
         precision: Stop when the 95 % confidence interval of the median is narrower than this
             share of it.
-        progress: Told the share of the budget that is spent.
     """
     enough = lambda times: _precise(times, precision)  # noqa: E731
-    return _measure({label: trial}, budget_s, enough, progress)[0]
+    return _measure({label: trial}, budget_s, enough)[0]
 
 
 def compare_speed(
@@ -92,7 +90,6 @@ def compare_speed(
     *,
     budget_s: float = 6.0,
     precision: float = 0.02,
-    progress: Callable[[float], None] | None = None,
 ) -> Comparison:
     """Times two trials side by side, in blocks of one run each in random order.
 
@@ -101,7 +98,7 @@ def compare_speed(
     """
     trials = {"original": original, "candidate": candidate}
     enough = lambda *times: _precise(_ratios(*times), precision)  # noqa: E731
-    first, second = _measure(trials, budget_s, enough, progress)
+    first, second = _measure(trials, budget_s, enough)
     speedup, interval, verdict = judge_speed(first.times_s, second.times_s)
     blocks = len(first.times_s)
     why = "the 95 % interval of the speed-up contains 1"
@@ -121,7 +118,6 @@ def _measure(
     trials: dict[str, Trial],
     budget_s: float,
     enough: Callable[..., bool],
-    progress: Callable[[float], None] | None,
 ) -> list[Measurement]:
     """Times blocks of one run of each trial, with no garbage collection inside a run."""
     order = random.Random(0)
@@ -138,8 +134,6 @@ def _measure(
         }
         while blocks < _MOST_BLOCKS:
             spent = (time.perf_counter() - start) / budget_s
-            if progress is not None:
-                progress(min(1.0, spent))
             if blocks >= _FEWEST and spent >= 1:
                 break
             if blocks > _FOR_INTERVAL and enough(*times.values()):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import itertools
-import linecache
 import sys
 import traceback
 from collections.abc import Callable
@@ -57,10 +55,8 @@ def load_candidate(candidate: str | nn.Module | Callable[..., Any]) -> Any:
 def _run_file(path: Path) -> ModuleType:
     """Compiles from source: a cached bytecode file misses an edit within the same second."""
     name = f"_modulelens_candidate_{next(_number)}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    linecache.checkcache(str(path))
+    module = ModuleType(name)
+    module.__file__ = str(path)
     folder = str(path.parent)
     sys.modules[name] = module
     sys.path.insert(0, folder)
@@ -94,5 +90,4 @@ def _broken(path: Path, error: BaseException) -> CandidateBroken:
 
 
 def _near(name: str, names: list[str]) -> list[str]:
-    folded = {n.lower(): n for n in names}
-    return [folded[n] for n in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    return difflib.get_close_matches(name, names, n=3, cutoff=0.5)

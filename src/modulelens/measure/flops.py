@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -23,8 +24,14 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    baddbmm_flop,
+    flop_registry,
+    mm_flop,
+    sdpa_backward_flop,
+    sdpa_flop,
+    shape_wrapper,
+)
 
 from modulelens.measure.run import Run
 
@@ -51,14 +58,14 @@ def register_formula(op: Any, formula: Formula) -> None:
             `out_shape`; returns FLOPs, a multiply-add as 2. `lambda *a, **k: 0` for an operator
             that only moves data.
     """
-    _FORMULAS[_name_of(op)] = formula
+    _FORMULAS[op if isinstance(op, str) else _name_of(op)] = shape_wrapper(formula)
 
 
 @dataclass
 class FlopCount:
     """What ran: (operator, in the backward) -> calls and FLOPs, None where UNKNOWN."""
 
-    calls: dict[tuple[str, bool], int] = field(default_factory=dict)
+    calls: Counter[tuple[str, bool]] = field(default_factory=Counter)
     flops: dict[tuple[str, bool], int | None] = field(default_factory=dict)
 
     @property
@@ -74,11 +81,11 @@ class FlopCount:
     @property
     def unknown(self) -> dict[str, int]:
         """Operators without a formula, and how often they ran."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for (name, backward), flops in self.flops.items():
             if flops is None:
-                found[name] = found.get(name, 0) + self.calls[name, backward]
-        return found
+                found[name] += self.calls[name, backward]
+        return dict(found)
 
 
 def count_flops(run: Run, *, backward: bool = True) -> FlopCount:
@@ -116,32 +123,22 @@ class _Counter(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         out = func(*args, **kwargs)
-        self._add(_name_of(func), _flops(func, formula, args, kwargs, out))
-        return out
-
-    def _add(self, name: str, flops: int | None) -> None:
-        key = name, self._backward
-        before = self._count.flops.get(key, 0)
-        self._count.calls[key] = self._count.calls.get(key, 0) + 1
+        key = _name_of(func), self._backward
+        flops, before = _flops(func, formula, args, kwargs, out), self._count.flops.get(key, 0)
+        self._count.calls[key] += 1
         self._count.flops[key] = None if flops is None or before is None else before + flops
+        return out
 
 
 def _name_of(op: Any) -> str:
-    if isinstance(op, str):
-        return op
     packet = getattr(op, "_overloadpacket", op)
     name: str = getattr(packet, "_qualified_op_name", "") or f"higher_order::{op}"
     return name
 
 
 def _formula(func: Any) -> Formula | None:
-    own = _FORMULAS.get(_name_of(func))
-    if own is not None:
-        return lambda *args, out_val, **kwargs: own(
-            *tree_map(_shape, args), out_shape=tree_map(_shape, out_val), **tree_map(_shape, kwargs)
-        )
-    known: Formula | None = flop_registry.get(getattr(func, "_overloadpacket", func))
-    return known
+    packet = getattr(func, "_overloadpacket", func)
+    return _FORMULAS.get(_name_of(func)) or flop_registry.get(packet)
 
 
 def _flops(func: Any, formula: Formula | None, args: Any, kwargs: Any, out: Any) -> int | None:
@@ -154,40 +151,6 @@ def _flops(func: Any, formula: Formula | None, args: Any, kwargs: Any, out: Any)
     if namespace == "aten":
         return None if _ARITHMETIC.search(name) else 0
     return 0 if namespace in _FREE_NAMESPACES else None
-
-
-def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else value
-
-
-def _matrix_vector(a: Shape, _: Shape, **__: Any) -> int:
-    return 2 * prod(a)
-
-
-def _add_matrix_vector(_: Shape, a: Shape, __: Shape, **___: Any) -> int:
-    return 2 * prod(a)
-
-
-def _add_batched(_: Shape, a: Shape, b: Shape, **__: Any) -> int:
-    return 2 * prod(a) * b[-1]
-
-
-def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(x) * weight[0]
-
-
-def _integer_product(a: Shape, b: Shape, **_: Any) -> int:
-    return 2 * prod(a) * b[-1]
-
-
-def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
-    return flops
-
-
-def _attention_backward(grad: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_backward_flop_count(grad, q, k, v)
-    return flops
 
 
 def _convolution_backward(grad: Shape, x: Shape, weight: Shape, *options: Any, **_: Any) -> int:
@@ -206,10 +169,6 @@ def _rnn_layer(x: Shape, *weights: Any, **_: Any) -> int:
     return 2 * prod(x[:-1]) * per_position
 
 
-def _rnn_layer_backward(x: Shape, *weights: Any, **_: Any) -> int:
-    return 2 * _rnn_layer(x, *weights)
-
-
 def _attention_block(query: Shape, key: Shape, _: Shape, width: int, *__: Any, **___: Any) -> int:
     """Projections in and out, and attention, of the fused inference path."""
     batch, length, others = query[0], query[1], key[1]
@@ -222,20 +181,23 @@ def _encoder_layer(source: Shape, width: int, *rest: Any, **_: Any) -> int:
     return _attention_block(source, source, source, width) + feed_forward
 
 
-#: "namespace::name" -> formula over shapes; looked up before torch's own registry.
-_FORMULAS: dict[str, Formula] = {
-    "aten::mv": _matrix_vector,
-    "aten::dot": _matrix_vector,
-    "aten::vdot": _matrix_vector,
-    "aten::addmv": _add_matrix_vector,
-    "aten::addbmm": _add_batched,
-    "aten::_int_mm": _integer_product,
-    "aten::mkldnn_linear": _linear,
+_SHAPE_FORMULAS: dict[str, Formula] = {
+    "aten::mv": lambda a, *_, **__: 2 * prod(a),
+    "aten::dot": lambda a, *_, **__: 2 * prod(a),
+    "aten::vdot": lambda a, *_, **__: 2 * prod(a),
+    "aten::addmv": lambda _, a, *__, **___: 2 * prod(a),
+    "aten::mkldnn_linear": lambda x, weight, *_, **__: 2 * prod(x) * weight[0],
     "aten::convolution_backward": _convolution_backward,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::_native_multi_head_attention": _attention_block,
     "aten::_transformer_encoder_layer_fwd": _encoder_layer,
     "aten::mkldnn_rnn_layer": _rnn_layer,
-    "aten::mkldnn_rnn_layer_backward": _rnn_layer_backward,
+    "aten::mkldnn_rnn_layer_backward": lambda *shapes, **_: 2 * _rnn_layer(*shapes),
+}
+#: "namespace::name" -> formula over arguments; looked up before torch's own registry.
+_FORMULAS: dict[str, Formula] = {
+    "aten::addbmm": baddbmm_flop,
+    "aten::_int_mm": mm_flop,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
+    **{name: shape_wrapper(formula) for name, formula in _SHAPE_FORMULAS.items()},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -111,22 +110,17 @@ def _operators(
 
 
 def _rows(events: Any, flops: FlopCount) -> tuple[OpRow, ...]:
-    boundary = min(
-        (event.time_range.start for event in events if event.name == _BACKWARD),
-        default=sys.maxsize,
-    )
-    calls: dict[tuple[str, bool], int] = defaultdict(int)
-    times: dict[tuple[str, bool], float] = defaultdict(float)
+    boundary = next(event.time_range.start for event in events if event.name == _BACKWARD)
+    times: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for event in events:
         if event.name not in (_FORWARD, _BACKWARD, "[memory]"):
-            key = event.name, event.time_range.start >= boundary
-            calls[key] += 1
-            times[key] += max(event.self_cpu_time_total, event.self_device_time_total) * 1e-6
+            spent = max(event.self_cpu_time_total, event.self_device_time_total)
+            times[event.name, event.time_range.start >= boundary].append(spent * 1e-6)
     rows = [
         OpRow(
             name=name,
-            calls=calls[name, late],
-            self_s=seconds,
+            calls=len(seconds),
+            self_s=sum(seconds),
             flops=flops.flops.get((name, late), _unseen(name)),
             backward=late,
         )
