@@ -138,6 +138,7 @@ class Index:
                 except sqlite3.OperationalError:
                     if not rest or not self._moved():
                         raise
+                    self.close()
                 except sqlite3.DatabaseError as error:
                     if not rest or type(error) is not sqlite3.DatabaseError:
                         raise  # its subclasses are no damage
@@ -175,9 +176,9 @@ class Index:
         return self._writable and (not self._layout.index.exists() or self._state() != self._opened)
 
     def _hold(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        self._held.append((os.getpid(), db))
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._held.append((os.getpid(), db))
         return db
 
     def _attach(self) -> bool:
@@ -199,6 +200,7 @@ class Index:
                 db.backup(self._hold(_open(":memory:")))
         except sqlite3.DatabaseError as error:
             healthy = False
+            _drop(self._held)
             if isinstance(error, sqlite3.OperationalError):  # locked, or a full disk
                 raise
         finally:
@@ -210,18 +212,17 @@ class Index:
         _drop(self._held)
         self._words.clear()
         path = self._layout.index
-        if self._writable:
-            for end in ("", "-shm", *_LOGS):
-                Path(f"{path}{end}").unlink(missing_ok=True)
-        db = self._hold(
-            _open(f"{path.absolute().as_uri()}?mode=rwc" if self._writable else ":memory:")
-        )
-        if self._writable:
-            # The log of WAL is shared memory, which network file systems do not have.
-            db.execute(f"PRAGMA journal_mode = {'WAL' if is_local(path.parent) else 'DELETE'}")
-        self._opened = self._state()
-        everything = ((collection, None) for collection in self._layout.collections())
         try:
+            if self._writable:
+                for end in ("", "-shm", *_LOGS):
+                    Path(f"{path}{end}").unlink(missing_ok=True)
+                db = self._hold(_open(f"{path.absolute().as_uri()}?mode=rwc"))
+                # The log of WAL is shared memory, which network file systems do not have.
+                db.execute(f"PRAGMA journal_mode = {'WAL' if is_local(path.parent) else 'DELETE'}")
+            else:
+                db = self._hold(_open(":memory:"))
+            self._opened = self._state()
+            everything = ((collection, None) for collection in self._layout.collections())
             return self._write(db, everything, self._read, table.TABLES)
         except BaseException:
             _drop(self._held)

@@ -29,7 +29,7 @@ def resolve(layout: Layout, ref: str, names: Names) -> str:
         NotFound: No such collection, version or alias.
     """
     head, _, tail = ref.rpartition("/")
-    if COLLECTION.fullmatch(head) and _committed(layout, head, tail):
+    if COLLECTION.fullmatch(head) and tail in map(str, layout.versions(head)):
         return ref
     # The whole of it first: a name may contain an "@".
     name, mark, suffix = ref, "", ""
@@ -47,16 +47,10 @@ def resolve(layout: Layout, ref: str, names: Names) -> str:
     return f"{collection}/{version or layout.versions(collection)[0]}"
 
 
-def _committed(layout: Layout, collection: str, version: str) -> bool:
-    return version.isdecimal() and int(version) in layout.versions(collection)
-
-
 def _collection(layout: Layout, name: str) -> str | None:
     candidates = [name] if COLLECTION.fullmatch(name) else []
-    if "/" in name:
-        model, _, fqn = name.partition("/")
-        candidates.append(collection_id(model, fqn))
-    candidates.append(collection_id(name, ""))
+    model, _, fqn = name.partition("/")
+    candidates += [collection_id(model, fqn), collection_id(name, "")]
     return next((found for found in candidates if layout.versions(found)), None)
 
 
@@ -82,7 +76,5 @@ def _suggestions(ref: str, names: Names) -> list[str]:
     from difflib import get_close_matches
 
     containing = list(names(ref)[:3]) if ref else []
-    model = ref.partition("/")[0]
-    pool = names(f"{model}/") or names("")
-    close = get_close_matches(ref, pool, n=3)
-    return list(dict.fromkeys(close + containing))[:3]
+    pool = names(f"{ref.partition('/')[0]}/") or names("")
+    return list(dict.fromkeys(get_close_matches(ref, pool, n=3) + containing))[:3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,6 @@ def dump_state(state: Mapping[str, torch.Tensor]) -> bytes:
     Raises:
         UsageError: A value is not a plain tensor.
     """
-    return _saved(state) if state else _empty()
-
-
-@cache
-def _empty() -> bytes:
-    return _saved({})
-
-
-def _saved(state: Mapping[str, torch.Tensor]) -> bytes:
     import torch
 
     for key, value in state.items():
@@ -41,9 +32,19 @@ def _saved(state: Mapping[str, torch.Tensor]) -> bytes:
                 f"state[{key!r}] is a {type(value).__name__}, not a plain tensor",
                 hint="encode it with modulelens.tree; state.pt holds plain tensors only",
             )
+    return _saved(dict(state)) if state else _nothing()
+
+
+def _saved(state: dict[str, torch.Tensor]) -> bytes:
+    import torch
+
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
+    torch.save(state, buffer)
     return buffer.getvalue()
+
+
+#: Most entries own no small tensor; saving takes longer than all else about them.
+_nothing = cache(partial(_saved, {}))
 
 
 def load_state(
