@@ -5,26 +5,18 @@ In this order: structure, shape and dtype, NaN and infinity positions, values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
+from torch import Tensor
 
 from modulelens.measure.tolerance import check_tensor, powerless
 from modulelens.records import Check, LeafCheck, Status
 from modulelens.tree import Flat, flatten
 from modulelens.tree.tensors import SPECIAL_KINDS
 
-#: From best to worst: the status of a check is the worst of its leaves.
-_SEVERITY = (
-    Status.EXACT,
-    Status.CLOSE,
-    Status.NOT_COMPARABLE,
-    Status.MISMATCH_VALUE,
-    Status.MISMATCH_DTYPE,
-    Status.MISMATCH_SHAPE,
-    Status.MISMATCH_STRUCTURE,
-    Status.TIMEOUT,
-    Status.RUNTIME_ERROR,
-)
 _FLOAT_TOLERANCE = 1e-5
 _TENSOR_KEYS = ("$tensor", "$parameter")
 
@@ -51,21 +43,21 @@ def compare(
     Returns:
         One leaf per tensor and per plain value that differs; at least one.
     """
-    flats = flatten(expected), flatten(actual)
-    walk = _Walk(same_code=same_code)
-    walk.visit(flats[0].structure, flats[1].structure, path)
-    anchors = _anchor_tensors(flats[0], anchor)
+    left, right = flatten(expected), flatten(actual)
+    anchors = _anchor_tensors(left, anchor)
+    found = dict.fromkeys(_walk(left.structure, right.structure, path, same_code))
     leaves = [
         check_tensor(
-            flats[0].tensors[i],
-            flats[1].tensors[j],
-            anchors.get(i),
-            path=path + flats[0].paths[i],
+            left.tensors[pair[0]],
+            right.tensors[pair[1]],
+            anchors.get(pair[0]),
+            path=path + left.paths[pair[0]],
             same_code=same_code,
         )
-        for i, j in walk.pairs
+        for pair in found
+        if isinstance(pair, tuple)
     ]
-    leaves += walk.wrong
+    leaves += [leaf for leaf in found if isinstance(leaf, LeafCheck)]
     return leaves or [LeafCheck(path=path, status=Status.EXACT)]
 
 
@@ -73,35 +65,28 @@ def verdict(
     leaves: Sequence[LeafCheck],
     *,
     code: str = "",
-    reason: str = "",
     call: int = 0,
     warnings: Sequence[str] = (),
 ) -> Check:
-    """The check whose status is the worst of its leaves.
+    """The check whose status is the worst of its leaves, with that leaf's message as the reason.
 
     Args:
         leaves: From one or more calls of `compare`; none: not comparable.
         code: Names the candidate.
-        reason: Says more than the leaves do; empty: the message of the worst leaf.
         call: Number of the captured call.
         warnings: What weakens the verdict, such as `doubts`.
     """
     if not leaves:
-        reason = reason or "there is nothing to compare"
+        reason = "there is nothing to compare"
         return Check(status=Status.NOT_COMPARABLE, reason=reason, code=code, call=call)
-    status = max((leaf.status for leaf in leaves), key=_SEVERITY.index)
-    check = Check(status=status, leaves=tuple(leaves), code=code, call=call)
-    worst = check.worst
-    if not reason and worst is not None and worst.message:
-        reason = f"{worst.path}: {worst.message}"
-    return Check(
-        status=status,
-        leaves=tuple(leaves),
-        reason=reason,
-        code=code,
-        call=call,
-        warnings=tuple(warnings),
+    status = max((leaf.status for leaf in leaves), key=list(Status).index)
+    check = Check(
+        status=status, leaves=tuple(leaves), code=code, call=call, warnings=tuple(warnings)
     )
+    worst = check.worst
+    if worst is None or not worst.message:
+        return check
+    return msgspec.structs.replace(check, reason=f"{worst.path}: {worst.message}")
 
 
 def doubts(
@@ -126,69 +111,54 @@ def doubts(
     return found
 
 
-class _Walk:
+def _walk(
+    expected: Any, actual: Any, path: str, same_code: bool
+) -> Iterator[tuple[int, int] | LeafCheck]:
     """Walks two structures at once: pairs their tensors, and notes what differs in between."""
-
-    def __init__(self, *, same_code: bool) -> None:
-        self.pairs: dict[tuple[int, int], None] = {}
-        self.wrong: list[LeafCheck] = []
-        self._same_code = same_code
-
-    def visit(self, expected: Any, actual: Any, path: str) -> None:
-        left, right = _tensor_number(expected), _tensor_number(actual)
-        if left is not None and right is not None:
-            self.pairs[left, right] = None
-        elif isinstance(expected, dict) and "$opaque" in expected:
-            self._note(path, Status.NOT_COMPARABLE, f"{_name(expected)}: {_why(expected)}")
-        elif isinstance(expected, dict) and isinstance(actual, dict) and left is right is None:
-            self._dicts(expected, actual, path)
-        elif isinstance(expected, list) and isinstance(actual, list):
-            self._lists(expected, actual, path)
-        elif isinstance(expected, dict | list) or isinstance(actual, dict | list):
-            self._structure(path, _name(expected), _name(actual))
-        elif not self._equal(expected, actual):
-            self._note(
-                path, Status.MISMATCH_VALUE, f"expected {expected!r:.80}, got {actual!r:.80}"
-            )
-
-    def _dicts(self, expected: dict[str, Any], actual: dict[str, Any], path: str) -> None:
-        if expected.keys() != actual.keys():
-            self._structure(path, _name(expected), _name(actual))
-            return
-        for key in expected:
-            sides = expected[key], actual[key]
-            if key in SPECIAL_KINDS:
-                sides = _values_of(sides[0]), _values_of(sides[1])
-            self.visit(*sides, _step(path, key))
-
-    def _lists(self, expected: list[Any], actual: list[Any], path: str) -> None:
-        if len(expected) != len(actual):
-            self._structure(path, f"{len(expected)} items", f"{len(actual)}")
-            return
-        for i, (left, right) in enumerate(zip(expected, actual, strict=True)):
-            self.visit(left, right, f"{path}[{i}]")
-
-    def _equal(self, expected: Any, actual: Any) -> bool:
-        if type(expected) is float and type(actual) is float and not self._same_code:
-            scale = max(abs(expected), abs(actual))
-            return abs(expected - actual) <= _FLOAT_TOLERANCE * scale
-        return type(expected) is type(actual) and bool(expected == actual)
-
-    def _structure(self, path: str, expected: str, actual: str) -> None:
-        self._note(path, Status.MISMATCH_STRUCTURE, f"expected {expected}, got {actual}")
-
-    def _note(self, path: str, status: Status, message: str) -> None:
-        self.wrong.append(LeafCheck(path=path, status=status, message=message))
+    numbers = _tensor_number(expected), _tensor_number(actual)
+    parts, others = _parts(expected), _parts(actual)
+    if numbers[0] is not None and numbers[1] is not None:
+        yield numbers[0], numbers[1]
+    elif "$opaque" in parts:
+        why = f"{_name(expected)}: {expected['$opaque']['why']}"
+        yield LeafCheck(path=path, status=Status.NOT_COMPARABLE, message=why)
+    elif type(expected) is type(actual) is list and len(parts) != len(others):
+        yield _wrong(path, Status.MISMATCH_STRUCTURE, f"{len(parts)} items", f"{len(others)}")
+    elif not isinstance(expected, dict | list) and not isinstance(actual, dict | list):
+        if not _equal(expected, actual, same_code):
+            yield _wrong(path, Status.MISMATCH_VALUE, f"{expected!r:.80}", f"{actual!r:.80}")
+    elif type(expected) is not type(actual) or parts.keys() != others.keys():
+        yield _wrong(path, Status.MISMATCH_STRUCTURE, _name(expected), _name(actual))
+    else:
+        for key, part in parts.items():
+            yield from _walk(part, others[key], path + _step(key), same_code)
 
 
-def _anchor_tensors(flat: Flat, anchor: Any) -> dict[int, Any]:
+def _parts(node: Any) -> dict[Any, Any]:
+    if isinstance(node, list):
+        return dict(enumerate(node))
+    if not isinstance(node, dict):
+        return {}
+    return {key: _values_of(part) if key in SPECIAL_KINDS else part for key, part in node.items()}
+
+
+def _equal(expected: Any, actual: Any, same_code: bool) -> bool:
+    if type(expected) is float and type(actual) is float and not same_code:
+        return math.isclose(expected, actual, rel_tol=_FLOAT_TOLERANCE)
+    return type(expected) is type(actual) and bool(expected == actual)
+
+
+def _wrong(path: str, status: Status, expected: str, actual: str) -> LeafCheck:
+    return LeafCheck(path=path, status=status, message=f"expected {expected}, got {actual}")
+
+
+def _anchor_tensors(flat: Flat, anchor: Any) -> dict[int, Tensor]:
     """Number of a reference tensor -> its float64 twin, where there is one."""
     if anchor is None:
         return {}
     high = flatten(anchor)
-    walk = _Walk(same_code=False)
-    walk.visit(flat.structure, high.structure, "")
-    return {i: high.tensors[k] for i, k in walk.pairs}
+    found = _walk(flat.structure, high.structure, "", same_code=False)
+    return {pair[0]: high.tensors[pair[1]] for pair in found if isinstance(pair, tuple)}
 
 
 def _tensor_number(node: Any) -> int | None:
@@ -204,10 +174,10 @@ def _values_of(body: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in body.items() if k not in ("requires_grad", "parameter")}
 
 
-def _step(path: str, key: str) -> str:
-    if key.startswith("$") or key in ("items", "inner", "vars", "slots"):
-        return path
-    return f'{path}["{key}"]'
+def _step(key: int | str) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    return "" if key.startswith("$") or key in ("items", "inner", "vars", "slots") else f'["{key}"]'
 
 
 def _name(node: Any) -> str:
@@ -225,7 +195,3 @@ def _name(node: Any) -> str:
     if isinstance(body, dict):
         return f"{kind[1:]} {body.get('cls') or body.get('type') or ''}".strip()
     return f"a {kind[1:]}" + (f" of {len(body)}" if isinstance(body, list) else f" {body!r:.60}")
-
-
-def _why(node: dict[str, Any]) -> str:
-    return str(node["$opaque"].get("why", "cannot be compared"))

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
+from msgspec.structs import astuple
+
+from modulelens.records.word import Word
 
 
-class Status(str, enum.Enum):
-    """Outcome of comparing a run with what was captured."""
+class Status(Word):
+    """Outcome of comparing a run with what was captured, from best to worst."""
 
     EXACT = "EXACT"
     CLOSE = "CLOSE"
-    MISMATCH_STRUCTURE = "MISMATCH_STRUCTURE"
-    MISMATCH_SHAPE = "MISMATCH_SHAPE"
-    MISMATCH_DTYPE = "MISMATCH_DTYPE"
-    MISMATCH_VALUE = "MISMATCH_VALUE"
-    RUNTIME_ERROR = "RUNTIME_ERROR"
-    TIMEOUT = "TIMEOUT"
     NOT_COMPARABLE = "NOT_COMPARABLE"
+    MISMATCH_VALUE = "MISMATCH_VALUE"
+    MISMATCH_DTYPE = "MISMATCH_DTYPE"
+    MISMATCH_SHAPE = "MISMATCH_SHAPE"
+    MISMATCH_STRUCTURE = "MISMATCH_STRUCTURE"
+    TIMEOUT = "TIMEOUT"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
 
     @property
     def passed(self) -> bool:
@@ -26,7 +27,7 @@ class Status(str, enum.Enum):
         return self in (Status.EXACT, Status.CLOSE)
 
 
-class Reason(str, enum.Enum):
+class Reason(Word):
     """Why an entry cannot be rebuilt, or one of its aspects is not exact."""
 
     NOT_IMPORTABLE = "not_importable"
@@ -91,7 +92,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(bad, key=lambda leaf: leaf.max_rel or 0.0, default=None)
 
 
-class GradeLevel(str, enum.Enum):
+class GradeLevel(Word):
     """How faithfully an entry is rebuilt."""
 
     EXACT = "exact"
@@ -127,3 +128,12 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         return self.level.value
+
+    def __eq__(self, other: object) -> bool:
+        """Equal grades; also equal to the word of its level: `entry.grade == "exact"`."""
+        if isinstance(other, str):
+            return self.level.value == other
+        return isinstance(other, Grade) and astuple(self) == astuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.level.value)
