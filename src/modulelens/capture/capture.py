@@ -10,7 +10,7 @@ from torch import nn
 
 from modulelens.capture.nodes import clean_fqn
 from modulelens.capture.watch import SeenCall
-from modulelens.records import Coverage, Fate
+from modulelens.records import Coverage, CoverageList, Fate
 from modulelens.tree import display_path
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def _param_grads(trace: Trace, module: nn.Module) -> dict[str, Any]:
     return {clean_fqn(name): grads[id(p)] for name, p in named if id(p) in grads}
 
 
-def coverage_of(trace: Trace) -> list[Coverage]:
+def coverage_of(trace: Trace) -> CoverageList:
     """The fate of every requested module."""
     called = {c.number: c for c in trace.captures}
-    return [_fate(trace, number, called) for number in trace.targets]
+    return CoverageList(_fate(trace, number, called) for number in trace.targets)
 
 
 def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:

@@ -27,7 +27,7 @@ from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
 from modulelens.environment import read_environment
 from modulelens.errors import Conflict, UsageError
-from modulelens.records import Coverage, Environment
+from modulelens.records import CoverageList, Environment
 
 _active: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -62,7 +62,7 @@ class Trace:
         self.id = uuid.uuid4().hex[:12]
         self.created = ""
         self.captures: list[Capture] = []
-        self.coverage: list[Coverage] = []
+        self.coverage = CoverageList()
         self.warnings: list[str] = []
         if self.keep.embedding_rows == "touched":
             self.warnings.append("embedding_rows='touched' is not there yet: whole tables are kept")

@@ -29,6 +29,7 @@ from modulelens.records import (
     SCHEMA,
     Call,
     Context,
+    CoverageList,
     Environment,
     Metadata,
     Rng,
@@ -87,10 +88,10 @@ class Ingest:
     def _keep_shapes(self, capture: Capture) -> None:
         self._shapes.add(capture.number)
         reason = f"only shapes of its tensors were kept: max_bytes={self._trace.keep.max_bytes:,}"
-        self._trace.coverage = [
+        self._trace.coverage = CoverageList(
             msgspec.structs.replace(c, reason=reason) if c.fqn == capture.fqn else c
             for c in self._trace.coverage
-        ]
+        )
 
     def entries(self) -> list[tuple[Metadata, dict[str, Tensor]]]:
         """Each capture's record (without version) and the tensors of its `state.pt`."""

@@ -2,7 +2,7 @@
 
 from modulelens.records.call import Call
 from modulelens.records.check import Check, Grade, GradeLevel, LeafCheck, Reason, Status
-from modulelens.records.coverage import Coverage, Fate
+from modulelens.records.coverage import Coverage, CoverageList, Fate
 from modulelens.records.environment import Ambient, Autocast, Context, Environment, Rng
 from modulelens.records.measurement import Comparison, Measurement
 from modulelens.records.metadata import Metadata, collection_id
@@ -28,6 +28,7 @@ __all__ = [
     "Comparison",
     "Context",
     "Coverage",
+    "CoverageList",
     "Environment",
     "Fate",
     "Grade",
