@@ -123,8 +123,8 @@ def test_indices_of_sparse_tensors_are_checked() -> None:
         return torch.tensor([[99]]) if ref.spec.dtype == "int64" else torch.ones(1)
 
     body = {
-        "shape": [3],
-        "coalesced": True,
+        "size": [3],
+        "is_coalesced": True,
         "indices": {"$tensor": {"spec": ints, "group": 0, "key": "i"}},
         "values": {"$tensor": {"spec": one, "group": 1, "key": "v"}},
     }

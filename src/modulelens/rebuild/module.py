@@ -106,15 +106,17 @@ class Rebuilder:
         nn.Module.__init__(module)
         self._made[node.number] = module
         for name, child in node.children.items():
-            made = None if child is None else self._by_structure(self._nodes[child[1]])
-            module._modules[name] = made
+            module._modules[name] = child and self._by_structure(self._nodes[child[1]])
         self._fill(module, node, known=frozenset())
-        _inject_parametrizations(module, node)
+        if node.parametrized:
+            parametrize._inject_new_class(module)
+            for name in node.parametrized:
+                parametrize._inject_property(module, name)
         return module
 
     def _fill(self, module: nn.Module, node: ModuleNode, known: frozenset[str]) -> None:
         """State, mode and hooks. `known` are attributes to leave alone where theirs is opaque."""
-        decoder = self._decoder(self.module_value)
+        decoder = self._decoder()
         inside = vars(module)
         _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
         _replace(module._buffers, {k: decoder.decode(v) for k, v in node.buffers.items()})
@@ -136,14 +138,18 @@ class Rebuilder:
         for hook in node.hooks or ():
             if node.number == self._root and not _is_weight_hook(hook["hook"]):
                 continue  # a call is recorded inside the module's own hooks
-            made = self._decoder(self.module_value).decode(hook["hook"])
+            made = self._decoder().decode(hook["hook"])
             _HOOKS[hook["kind"]](module, made, with_kwargs=hook["kwargs"])
 
-    def _decoder(self, module: Callable[[Any], Any], strict: str = "") -> Decoder:
-        return Decoder(self._tensors.get, self._importer, module, self._device, strict)
+    def _decoder(self, strict: str = "") -> Decoder:
+        return Decoder(self._tensors.get, self._importer, self.module_value, self._device, strict)
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
+        if body.get("gone"):
+            raise NotRebuildable(
+                "a module passed to the constructor is gone", reason="opaque_argument"
+            )
         number = body.get("number", -1)
         if number in self._nodes:
             return self._by_structure(self._nodes[number])
@@ -159,20 +165,18 @@ class Rebuilder:
             raise NotRebuildable(
                 f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
             )
-        self._lay_over(module, node)
-        return module
+        return self._lay_over(module, node)
 
     def _construct(self, node: ModuleNode) -> nn.Module:
+        name = node.fqn or node.cls
         if node.init is None:
-            raise NotRebuildable(
-                f"{node.fqn or node.cls}: its constructor call is not known", reason="not_kept"
-            )
+            raise NotRebuildable(f"{name}: its constructor call is not known", reason="not_kept")
         cls = self._class(node)
         # New code may make new parameters, and those need values: it runs on the real device.
         devices = [self._device] if self._drifted else ["meta", self._device]
         failure: Exception | None = None
         for device in devices:
-            decoder = self._decoder(self._argument, strict=f"the constructor of {node.cls}")
+            decoder = self._decoder(strict=f"the constructor of {node.cls}")
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
             try:
                 with preserved_rng(), torch.device(device), _initialisers(device):
@@ -182,44 +186,32 @@ class Rebuilder:
             except Exception as error:  # noqa: BLE001 - boundary: the user's constructor
                 failure = error
         text = f"its constructor raised {type(failure).__name__}: {failure}"
-        raise NotRebuildable(f"{node.fqn or node.cls}: {text}", reason="runtime_error") from failure
+        raise NotRebuildable(f"{name}: {text}", reason="runtime_error") from failure
 
-    def _argument(self, body: dict[str, Any]) -> Any:
-        if body.get("gone"):
-            raise NotRebuildable(
-                "a module passed to the constructor is gone", reason="opaque_argument"
-            )
-        return self.module_value(body)
-
-    def _lay_over(self, module: nn.Module, node: ModuleNode) -> None:
+    def _lay_over(self, module: nn.Module, node: ModuleNode) -> nn.Module:
         self._made[node.number] = module
         drifted = node.cls in self._drifted
         known = frozenset(vars(module))
         for name, child in node.children.items():
             live = module._modules.get(name)
-            module._modules[name] = (
-                None if child is None else self._child(live, self._nodes[child[1]])
-            )
+            module._modules[name] = child and self._child(live, self._nodes[child[1]])
         if not drifted:
             for name in known - set(node.attributes) - _INTERNAL - SKIPPED_ATTRIBUTES.keys():
                 del vars(module)[name]
-            for name in set(module._modules) - set(node.children):
-                del module._modules[name]
             _replace(module._modules, {name: module._modules[name] for name in node.children})
         made: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         old = [dict(slots) if drifted else {} for slots in made]
         self._fill(module, node, known)
         for slots, before in zip(made, old, strict=True):
-            slots.update({name: value for name, value in before.items() if name not in slots})
+            slots.update(before | slots)
+        return module
 
     def _child(self, live: nn.Module | None, node: ModuleNode) -> nn.Module:
         if node.number in self._made:
             return self._made[node.number]
-        cls = None if live is None else type(live).__mro__[bool(node.parametrized)]
-        if live is None or cls is not self._class(node):
+        if live is None or type(live).__mro__[bool(node.parametrized)] is not self._class(node):
             return self._by_structure(node)
-        self._lay_over(live, node)
-        return live
+        return self._lay_over(live, node)
 
 
 def _replace(live: dict[str, Any], captured: dict[str, Any]) -> None:
@@ -238,13 +230,6 @@ def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
 def _is_weight_hook(hook: Any) -> bool:
     body = hook.get("$object") if isinstance(hook, dict) else None
     return isinstance(body, dict) and str(body.get("cls")).startswith("torch.nn.utils.")
-
-
-def _inject_parametrizations(module: nn.Module, node: ModuleNode) -> None:
-    if node.parametrized:
-        parametrize._inject_new_class(module)
-        for name in node.parametrized:
-            parametrize._inject_property(module, name)
 
 
 @contextlib.contextmanager

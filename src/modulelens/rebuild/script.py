@@ -16,8 +16,9 @@ from typing import Any
 
 from modulelens.errors import ClassNotFound
 
-_BINDING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-_PLAIN = (*_BINDING, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Try, ast.If, ast.With)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_ASSIGNMENTS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign)
+_PLAIN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Try, ast.If, ast.With)
 
 
 def class_of_script(file: str, name: str) -> Any:
@@ -118,14 +119,13 @@ def _is_guard(statement: ast.stmt) -> bool:
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {statement.name}
     names: set[str] = set()
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+    inside = [statement] if isinstance(statement, _DEFINITIONS) else ast.walk(statement)
+    for node in inside:
+        if isinstance(node, _DEFINITIONS):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
     return names

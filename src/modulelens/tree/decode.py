@@ -22,7 +22,7 @@ from modulelens.errors import Corrupted, ModuleLensError, NotRebuildable
 from modulelens.records import Structure, TensorRef, as_ref
 from modulelens.tree.functions import make_local
 from modulelens.tree.kinds import COMPOUNDS, LITERAL_BASES, LITERALS, SOURCES, np_dtype
-from modulelens.tree.names import Importer
+from modulelens.tree.names import Importer, untrusted
 from modulelens.tree.tensors import SPECIAL_KINDS, decode_special
 
 #: Deeper than what the encoder writes, and far from the interpreter's own limit.
@@ -65,7 +65,7 @@ class Decoder:
         strict: str = "",
     ) -> None:
         self._tensor = tensor
-        self._module = module
+        self._module = module or _no_module
         self._importer = importer
         self._device = device
         self._strict = strict
@@ -166,14 +166,10 @@ class Decoder:
     def _object(self, body: dict[str, Any]) -> Any:
         cls = self._importer.get_class(body["cls"], object)
         if issubclass(cls, torch.nn.Module):
-            raise NotRebuildable(
-                f"{body['cls']} is no class for plain data", reason="untrusted_class"
-            )
+            raise untrusted(f"{body['cls']} is no class for plain data")
         base: Any = next(b for b in (*_IMMUTABLE, *_MUTABLE) if issubclass(cls, b))
         if base in _IMMUTABLE:
-            parts = (lambda: self.decode(body["value"])) if "value" in body else None
-            parts = parts or (lambda: self._all(body["items"]))
-            made = self._keep_place(lambda: base.__new__(cls, parts()))
+            made = self._keep_place(lambda: base.__new__(cls, self._content(body)))
         else:
             made = self._keep(base.__new__(cls))
             for item in body.get("items", ()):
@@ -188,19 +184,15 @@ class Decoder:
             object.__setattr__(made, name, self.decode(item))
         return made
 
+    def _content(self, body: dict[str, Any]) -> Any:
+        return self.decode(body["value"]) if "value" in body else self._all(body["items"])
+
     def _opaque(self, body: dict[str, Any]) -> Opaque:
         if self._strict:
             raise NotRebuildable(
                 f"{self._strict} holds {body['type']}: {body['why']}", reason="opaque_argument"
             )
         return Opaque(body["type"], body["why"])
-
-    def _module_value(self, body: Any) -> Any:
-        if self._module is None:
-            raise NotRebuildable(
-                "a module in this place cannot be rebuilt", reason="opaque_argument"
-            )
-        return self._module(body)
 
     def _local(self, body: dict[str, Any]) -> Any:
         made, cells = make_local(body, self._importer)
@@ -233,7 +225,7 @@ class Decoder:
     def _structseq(self, body: list[Any]) -> Any:
         cls = self._importer.get(body[0])
         if cls.__module__ not in _STRUCT_SEQUENCES:
-            raise NotRebuildable(f"{body[0]} is no struct sequence", reason="untrusted_class")
+            raise untrusted(f"{body[0]} is no struct sequence")
         return cls(self._all(body[1]))
 
     def _array(self, body: list[Any]) -> Any:
@@ -250,6 +242,10 @@ class Decoder:
 
     def _place(self, name: str) -> torch.device:
         return torch.device(self._device if self._device and name != "meta" else name)
+
+
+def _no_module(_: Any) -> torch.nn.Module:
+    raise NotRebuildable("a module in this place cannot be rebuilt", reason="opaque_argument")
 
 
 Rule = Callable[[Decoder, Any], Any]
@@ -290,7 +286,7 @@ _RULES: dict[str, Rule] = {
     "$npscalar": lambda d, b: d._array(b)[()],
     "$device": Decoder._place,
     "$generator": lambda d, b: d._keep_place(lambda: d._generator(b)),
-    "$module": Decoder._module_value,
+    "$module": lambda d, b: d._module(b),
     "$object": Decoder._object,
     "$opaque": Decoder._opaque,
     **{key: _literal(make) for key, _, make in (LITERALS | LITERAL_BASES).values()},

@@ -268,16 +268,12 @@ _EXACT: dict[type, Rule] = {
     **{kind: _source(key, apart) for kind, (key, apart, _) in SOURCES.items()},
 }
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc)
-_SLOT_FUNCTIONS = (
-    types.MethodWrapperType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-)
+_DESCRIPTORS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 _BY_BASE: list[tuple[Any, Rule]] = [
     (Tensor, Encoder._any_tensor),
     (torch.nn.Module, Encoder._nn_module),
     (enum.Enum, Encoder._enum),
-    ((type, *_FUNCTIONS, *_SLOT_FUNCTIONS), Encoder._by_name),
+    ((type, *_FUNCTIONS, *_DESCRIPTORS), Encoder._by_name),
     (np.generic, Encoder._numpy),
     (types.ModuleType, lambda _e, v, _d: {"$pymodule": v.__name__}),
     *((kind, _literal(key, apart)) for kind, (key, apart, _) in LITERAL_BASES.items()),

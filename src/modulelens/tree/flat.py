@@ -11,18 +11,8 @@ from torch import Tensor
 from modulelens.records import Structure
 from modulelens.tree.encode import Encoder
 
-_TRANSPARENT = {
-    "$tuple",
-    "$set",
-    "$frozenset",
-    "$object",
-    "$structseq",
-    "$tensor",
-    "$parameter",
-    "items",
-    "inner",
-    "parts",
-}
+#: Kinds and fields that show in no path: what they hold is reached through their owner.
+_TRANSPARENT = {"$tuple", "$set", "$frozenset", "$object", "$structseq", "items", "inner", "parts"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +58,16 @@ def _name(node: Any, path: str, paths: list[str]) -> None:
         for i, item in enumerate(node):
             _name(item, f"{path}[{i}]", paths)
     elif isinstance(node, dict):
-        for key in ("$tensor", "$parameter"):
-            if type(node.get(key)) is int:
-                paths[node[key]] = paths[node[key]] or path
-                return
         for key, item in node.items():
-            _name(item, _step(path, key), paths) if key not in ("$dict", "$odict") else _pairs(
-                item, path, paths
-            )
+            if key in ("$tensor", "$parameter") and type(item) is int:
+                paths[item] = paths[item] or path
+                return
+            if key in ("$dict", "$odict"):
+                for name, inside in item:
+                    shown = f'"{name}"' if isinstance(name, str) else repr(name)
+                    _name(inside, f"{path}[{shown}]", paths)
+            else:
+                _name(item, _step(path, key), paths)
 
 
 def _step(path: str, key: str) -> str:
@@ -86,11 +78,6 @@ def _step(path: str, key: str) -> str:
     if key.startswith("$"):
         return f"{path}.{key[1:]}"
     return path + key if path.endswith(".") else f'{path}["{key}"]'
-
-
-def _pairs(pairs: list[list[Any]], path: str, paths: list[str]) -> None:
-    for key, item in pairs:
-        _name(item, f"{path}[{key!r}]" if not isinstance(key, str) else f'{path}["{key}"]', paths)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

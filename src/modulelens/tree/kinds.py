@@ -26,6 +26,7 @@ from modulelens.tree.tensors import dtype_name, dtype_of
 Kinds = dict[Any, tuple[str, Callable[[Any], Any], Callable[..., Any]]]
 
 _CONSTANTS = {repr(value): value for value in (..., NotImplemented)}
+_BIT_GENERATORS = {cls.__name__: cls for cls in np.random.BitGenerator.__subclasses__()}
 _LOCKS: dict[str, Callable[[], Any]] = {"lock": threading.Lock, "RLock": threading.RLock}
 _TORCH_CONSTANTS = (torch.layout, torch.memory_format, torch.qscheme)
 
@@ -51,10 +52,7 @@ def _torch_constant(name: str) -> Any:
 
 
 def _np_generator(state: dict[str, Any]) -> np.random.Generator:
-    bits = getattr(np.random, state["bit_generator"], None)
-    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
-        raise Corrupted(f"numpy has no bit generator {state['bit_generator']!r}")
-    source = bits()
+    source = _BIT_GENERATORS[state["bit_generator"]]()
     source.state = state
     return np.random.Generator(source)
 
@@ -116,9 +114,5 @@ SOURCES: Kinds = {
         lambda v: (v.get_state(legacy=False),),
         _restored(np.random.RandomState, "set_state"),
     ),
-    random.Random: (
-        "$pyrandom",
-        lambda v: (v.getstate(),),
-        _restored(random.Random, "setstate"),
-    ),
+    random.Random: ("$pyrandom", lambda v: (v.getstate(),), _restored(random.Random, "setstate")),
 }

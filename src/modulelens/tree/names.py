@@ -67,6 +67,11 @@ def display_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def untrusted(message: str, hint: str = "") -> NotRebuildable:
+    """The error for a name that a record may not use."""
+    return NotRebuildable(message, reason="untrusted_class", hint=hint)
+
+
 class Importer:
     """Imports what a record names, from allowed packages only.
 
@@ -99,16 +104,10 @@ class Importer:
         package = module.partition(".")[0]
         safe = module == "builtins" and name in _SAFE_BUILTINS
         if package not in self.packages and not safe:
-            raise NotRebuildable(
-                f"{path} is outside the packages allowed for this entry",
-                reason="untrusted_class",
-                hint=f"allow it: Repo(..., allow=[{package!r}])",
-            )
+            hint = f"allow it: Repo(..., allow=[{package!r}])"
+            raise untrusted(f"{path} is outside the packages allowed for this entry", hint)
         if path in _LOADERS or module.startswith(_LOADING_MODULES):
-            raise NotRebuildable(
-                f"{path} loads code from elsewhere; no record may name it",
-                reason="untrusted_class",
-            )
+            raise untrusted(f"{path} loads code from elsewhere; no record may name it")
         if not name or "<" in name:
             raise ClassNotFound(f"{path} is not importable: it is defined inside a function")
         if module == "__main__" and self.main is not None:
@@ -123,7 +122,7 @@ class Importer:
         """
         found = self.get(path)
         if not (isinstance(found, type) and issubclass(found, base)):
-            raise NotRebuildable(f"{path} is no class of {base.__name__}", reason="untrusted_class")
+            raise untrusted(f"{path} is no class of {base.__name__}")
         return found
 
     def module(self, name: str) -> Any:
@@ -149,10 +148,7 @@ class Importer:
                     hint="pass class_map={old: new} if it was moved or renamed",
                 )
             if not self._belongs(found):
-                raise NotRebuildable(
-                    f"{path} leads out of the packages allowed for this entry",
-                    reason="untrusted_class",
-                )
+                raise untrusted(f"{path} leads out of the packages allowed for this entry")
         return found
 
     def _belongs(self, found: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import types
 from typing import Any
 
@@ -60,12 +61,7 @@ def slots_of(value: Any) -> dict[str, Any]:
     found = {}
     for cls in type(value).__mro__:
         for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType) and name not in (
-                "__dict__",
-                "__weakref__",
-            ):
-                try:
+            if isinstance(member, types.MemberDescriptorType) and name != "__dict__":
+                with contextlib.suppress(AttributeError):
                     found[name] = member.__get__(value)
-                except AttributeError:
-                    continue
     return found

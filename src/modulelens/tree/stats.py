@@ -15,20 +15,17 @@ def value_stats(tensor: Tensor) -> ValueStats:
     """
     if tensor.numel() == 0:
         return ValueStats()
-    with torch.no_grad():
-        values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
-        values = values.to(torch.float64).flatten()
-        nan = values.isnan()
-        finite = values[values.isfinite()]
-        zeros = float((values == 0).double().mean())
-        nans = float(nan.double().mean())
-        if finite.numel() == 0:
-            return ValueStats(zeros=zeros, nans=nans)
-        return ValueStats(
-            min=float(finite.min()),
-            max=float(finite.max()),
-            mean=float(finite.mean()),
-            std=float(finite.std(correction=0)),
-            zeros=zeros,
-            nans=nans,
-        )
+    values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
+    values = values.to(torch.float64).flatten()
+    zeros, nans = (float(share.double().mean()) for share in (values == 0, values.isnan()))
+    finite = values[values.isfinite()]
+    if finite.numel() == 0:
+        return ValueStats(zeros=zeros, nans=nans)
+    return ValueStats(
+        min=float(finite.min()),
+        max=float(finite.max()),
+        mean=float(finite.mean()),
+        std=float(finite.std(correction=0)),
+        zeros=zeros,
+        nans=nans,
+    )

@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nested._internal.nested_tensor import (
-    NestedTensor,
-    nested_view_from_values_offsets_lengths,
-)
+from torch.nested._internal import nested_tensor
 
 from modulelens.errors import NotRebuildable
 from modulelens.records import TensorSpec
@@ -22,6 +19,7 @@ _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 
 Code = Callable[[Any], Any]
+Apart = Callable[[Tensor], dict[str, Any]]
 
 
 @functools.cache
@@ -106,45 +104,28 @@ def decode_special(kind: str, body: dict[str, Any], decode: Code, importer: Impo
     return tensor.requires_grad_() if body.get("requires_grad") else tensor
 
 
+def _coordinates(tensor: Tensor) -> dict[str, Any]:
+    parts = {"indices": tensor._indices(), "values": tensor._values(), "size": tensor.shape}
+    return parts | {"is_coalesced": tensor.is_coalesced()}
+
+
 def _compressed(tensor: Tensor) -> dict[str, Any]:
     rows = tensor.layout in _BY_ROW
     return {
-        "layout": tensor.layout,
-        "outer": tensor.crow_indices() if rows else tensor.ccol_indices(),
-        "inner": tensor.col_indices() if rows else tensor.row_indices(),
+        "compressed_indices": tensor.crow_indices() if rows else tensor.ccol_indices(),
+        "plain_indices": tensor.col_indices() if rows else tensor.row_indices(),
         "values": tensor.values(),
-        "shape": tensor.shape,
+        "size": tensor.shape,
+        "layout": tensor.layout,
     }
-
-
-def _from_compressed(
-    layout: torch.layout, outer: Tensor, inner: Tensor, values: Tensor, shape: Any
-) -> Tensor:
-    return torch.sparse_compressed_tensor(
-        outer, inner, values, shape, layout=layout, check_invariants=True
-    )
-
-
-def _coordinates(tensor: Tensor) -> dict[str, Any]:
-    parts = {"indices": tensor._indices(), "values": tensor._values(), "shape": tensor.shape}
-    return parts | {"coalesced": tensor.is_coalesced()}
-
-
-def _from_coordinates(indices: Tensor, values: Tensor, shape: Any, coalesced: bool) -> Tensor:
-    made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
-    return made._coalesced_(coalesced)
 
 
 def _quantized(tensor: Tensor) -> dict[str, Any]:
-    integers = tensor.int_repr()
+    parts: dict[str, Any] = {"integers": tensor.int_repr()}
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return {"integers": integers, "scale": tensor.q_scale(), "zero": tensor.q_zero_point()}
-    return {
-        "integers": integers,
-        "scale": tensor.q_per_channel_scales(),
-        "zero": tensor.q_per_channel_zero_points(),
-        "axis": tensor.q_per_channel_axis(),
-    }
+        return parts | {"scale": tensor.q_scale(), "zero": tensor.q_zero_point()}
+    scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return parts | {"scale": scales, "zero": zeros, "axis": tensor.q_per_channel_axis()}
 
 
 def _from_quantized(integers: Tensor, scale: Any, zero: Any, axis: int | None = None) -> Tensor:
@@ -154,17 +135,22 @@ def _from_quantized(integers: Tensor, scale: Any, zero: Any, axis: int | None = 
 
 
 #: kind -> (whether a tensor is of it, its parts, made of those again)
-_LAYOUTS: dict[
-    str,
-    tuple[Callable[[Tensor], bool], Callable[[Tensor], dict[str, Any]], Callable[..., Tensor]],
-] = {
+_LAYOUTS: dict[str, tuple[Callable[[Tensor], bool], Apart, Callable[..., Tensor]]] = {
     "$nested": (
         lambda t: t.is_nested,
         lambda t: {"parts": t.unbind()},
         lambda parts: torch.nested.as_nested_tensor(list(parts)),
     ),
-    "$sparse": (lambda t: t.layout is torch.sparse_coo, _coordinates, _from_coordinates),
-    "$compressed": (lambda t: t.layout in _BY_ROW + _BY_COLUMN, _compressed, _from_compressed),
+    "$sparse": (
+        lambda t: t.layout is torch.sparse_coo,
+        _coordinates,
+        functools.partial(torch.sparse_coo_tensor, check_invariants=True),
+    ),
+    "$compressed": (
+        lambda t: t.layout in _BY_ROW + _BY_COLUMN,
+        _compressed,
+        functools.partial(torch.sparse_compressed_tensor, check_invariants=True),
+    ),
     "$quantized": (lambda t: t.is_quantized, _quantized, _from_quantized),
     "$mkldnn": (
         lambda t: t.is_mkldnn,
@@ -204,18 +190,12 @@ def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
 def _from_inner(
     cls: Any, inner: dict[str, Tensor], context: Any, shape: list[Any], stride: list[Any]
 ) -> Tensor:
-    made: Tensor
-    if cls is NestedTensor:
+    if cls is nested_tensor.NestedTensor:
         # Its symbolic size belongs to one process: torch makes a new one from the offsets.
-        made = nested_view_from_values_offsets_lengths(
-            inner["_values"],
-            inner["_offsets"],
-            inner.get("_lengths"),
-            ragged_idx=context["ragged_idx"],
-        )
-    else:
-        made = cls.__tensor_unflatten__(inner, context, tuple(shape), tuple(stride))
-    return made
+        parts = (inner["_values"], inner["_offsets"], inner.get("_lengths"), context["ragged_idx"])
+        made: Tensor = nested_tensor.nested_view_from_values_offsets_lengths(*parts)
+        return made
+    return cls.__tensor_unflatten__(inner, context, tuple(shape), tuple(stride))  # type: ignore[no-any-return]
 
 
 def _from_data(cls: type[Tensor], data: Tensor, vars: dict[str, Any]) -> Tensor:
