@@ -116,9 +116,8 @@ def set_rng(state: RngState) -> None:
         np.random.set_state(
             ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
         )
-    if state.devices and torch.cuda.is_available():
-        for index, device_state in enumerate(state.devices[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(device_state, index)
+    for index, device_state in enumerate(state.devices[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(device_state, index)
 
 
 @contextlib.contextmanager

@@ -141,8 +141,11 @@ def test_a_killed_worker_is_replaced():
         assert worker.pid != first
 
 
-def test_a_broken_interpreter_is_named():
-    with Worker(python="/bin/false") as worker, pytest.raises(WorkerCrashed, match="/bin/false"):
+def test_a_worker_that_does_not_start_is_named_with_its_last_words():
+    with (
+        Worker(preload=["no_such_package"]) as worker,
+        pytest.raises(WorkerCrashed, match=r"(?s)ended.*No module named 'no_such_package'"),
+    ):
         worker.call("foreign:add")
 
 

@@ -182,9 +182,7 @@ def _encoder_layer(source: Shape, width: int, *rest: Any, **_: Any) -> int:
 
 
 _SHAPE_FORMULAS: dict[str, Formula] = {
-    "aten::mv": lambda a, *_, **__: 2 * prod(a),
-    "aten::dot": lambda a, *_, **__: 2 * prod(a),
-    "aten::vdot": lambda a, *_, **__: 2 * prod(a),
+    **dict.fromkeys(("aten::mv", "aten::dot", "aten::vdot"), lambda a, *_, **__: 2 * prod(a)),
     "aten::addmv": lambda _, a, *__, **___: 2 * prod(a),
     "aten::mkldnn_linear": lambda x, weight, *_, **__: 2 * prod(x) * weight[0],
     "aten::convolution_backward": _convolution_backward,

@@ -15,8 +15,8 @@ from modulelens.tree import flatten
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the tensors' elements, each tensor object once."""
-    return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+    """Bytes of the tensors' elements."""
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def saved_activations(run: Run) -> tuple[int, Any]:

@@ -34,7 +34,6 @@ class Worker:
     """A warm worker; starts at the first call, restarts after it died, ends with its scope.
 
     Args:
-        python: The interpreter; it must be able to import what the calls name.
         timeout_s: Wall-clock limit of one call.
         memory_bytes: Most memory that one call may map on top of the warm process; None: no limit.
         path: Folders put in front of `sys.path`.
@@ -44,13 +43,11 @@ class Worker:
     def __init__(
         self,
         *,
-        python: str = sys.executable,
         timeout_s: float = 120.0,
         memory_bytes: int | None = None,
         path: Sequence[str] = (),
         preload: Sequence[str] = ("torch",),
     ) -> None:
-        self._python = python
         self._timeout_s = timeout_s
         self._config = {"path": list(path), "preload": list(preload), "memory": memory_bytes}
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,15 +93,14 @@ class Worker:
             WorkerCrashed: Its process died.
             ForeignError: It raised. An error of ModuleLens' own is raised again as it was.
         """
-        kind = "isolated" if isolate else "shared"
-        return self._ask(kind, target, args, self._timeout_s if timeout_s is None else timeout_s)
+        return self._ask("isolated" if isolate else "shared", target, args, timeout_s)
 
     def warm(self, target: str, args: dict[str, Any] | None = None) -> Any:
         """Runs a trusted function in the warm process itself: all later calls find its effect.
 
         Only for code that starts no threads, as reading a payload into memory.
         """
-        return self._ask("warm", target, args, self._timeout_s)
+        return self._ask("warm", target, args, None)
 
     def close(self) -> None:
         """Ends the warm process and all it started. A later call starts a new one."""
@@ -119,27 +115,30 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _ask(self, kind: str, target: str, args: dict[str, Any] | None, timeout_s: float) -> Any:
+    def _ask(
+        self, kind: str, target: str, args: dict[str, Any] | None, timeout_s: float | None
+    ) -> Any:
+        limit = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self.close()
                     self._start()
                 self._tail.clear()
-                request = {"kind": kind, "target": target, "args": args or {}, "limit": timeout_s}
-                reply = self._exchange(request, timeout_s + _GRACE_S)
+                request = {"kind": kind, "target": target, "args": args or {}, "limit": limit}
+                reply = self._exchange(request, limit + _GRACE_S)
             except BaseException:  # boundary: Ctrl-C and a dead worker alike leave no process
                 self.close()
                 raise
         if "result" in reply:
             return reply["result"]
-        raise self._error(reply, target, timeout_s)
+        raise self._error(reply, target, limit)
 
     def _start(self) -> None:
         self._pipe, far = Pipe()
         folders = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            [self._python, "-m", "modulelens.measure.worker_main", str(far.fileno())],
+            [sys.executable, "-m", "modulelens.measure.worker_main", str(far.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -166,7 +165,7 @@ class Worker:
         except (EOFError, OSError):
             how = "ended"
         raise errors.WorkerCrashed(
-            f"the worker process of {self._python} {how}{self._last_words()}",
+            f"the worker process of {sys.executable} {how}{self._last_words()}",
             hint="check that this interpreter can import modulelens and torch",
         )
 
