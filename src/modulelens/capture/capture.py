@@ -37,7 +37,6 @@ class Capture:
     dropped_calls: int = 0
     recomputes: int = 0
     param_grads: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
 
     def __repr__(self) -> str:
         cls = self.cls.partition(":")[2]

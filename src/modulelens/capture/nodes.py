@@ -75,7 +75,6 @@ class Nodes:
         for fqn, module in root.named_modules():
             if eager(module) is module:  # a compiled child is the module inside
                 self._add(module, clean_fqn(fqn))
-        self.in_tree = len(self.modules)
 
     def _add(self, module: nn.Module, fqn: str) -> int:
         number = self.index[id(module)] = len(self.modules)

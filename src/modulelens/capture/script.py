@@ -159,6 +159,7 @@ class _Watcher:
             keep=options.keep,
             steps=options.steps,
         )
+        trace._seen_steps = self._counts[id(module)] - 1
         self._trace = trace.__enter__()
 
     def result(self) -> Trace:

@@ -73,6 +73,7 @@ class Trace:
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
         self.watches: list[Watch] = []
         self._outer = model
+        self.first_step = 0
         self._seen_steps = 0
         self._watch: Watch | None = None
         self._forward_done = False
@@ -199,6 +200,8 @@ class Trace:
             if error is not None:
                 self.warnings.append(f"step ended by {type(error).__name__}")
             self.watches.append(watch)
+            if len(self.watches) == 1:
+                self.first_step = self._seen_steps - 1
         if len(self.watches) >= self.steps:
             self._stop()
 

@@ -53,10 +53,8 @@ class SeenCall:
     kwargs_after: Any = None
     opaque: list[str] = dataclasses.field(default_factory=list)
     opaque_output: list[str] = dataclasses.field(default_factory=list)
-    mutated: tuple[str, ...] = ()
     grad_output: dict[str, Any] = dataclasses.field(default_factory=dict)
     grad_input: dict[str, Any] = dataclasses.field(default_factory=dict)
-    flags: list[str] = dataclasses.field(default_factory=list)
 
 
 class Watch:

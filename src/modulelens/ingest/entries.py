@@ -117,6 +117,7 @@ class Ingest:
             cls=f"{cls.__module__}:{cls.__qualname__}",
             created=trace.created,
             trace_id=trace.id,
+            step=trace.first_step,
             node=calls[0].node,
             depth=capture.fqn.count(".") + 1 if capture.fqn else 0,
             params=_count(capture.module),
@@ -161,7 +162,6 @@ class Ingest:
             grad_input={k: self._gradient(v) for k, v in call.grad_input.items()},
             step=call.step,
             thread=call.thread,
-            flags=tuple(call.flags),
             notes=(*call.opaque, *call.opaque_output),
         )
 

@@ -14,7 +14,7 @@ from modulelens.records import InitCall, ModuleNode, Structure, TensorRef, to_js
 
 _INTERN_BYTES = 512
 _NAMED = re.compile(
-    rb'"(?:cls|outer|\$class|\$function|\$enum|\$flag|\$structseq)":\[?"([^\W\d]\w*)(?:\.\w+)*:'
+    rb'"(?:cls|outer|\$class|\$function|\$enum|\$structseq)":\[?"([^\W\d]\w*)(?:\.\w+)*:'
 )
 _PLAIN = (bool, int, float, str, type(None))
 

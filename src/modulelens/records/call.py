@@ -33,6 +33,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grad_input: dict[str, Structure] = {}
     step: int = 0
     thread: int = 0
-    method: str = "forward"
-    flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

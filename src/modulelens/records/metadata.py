@@ -19,7 +19,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of one module of one model.
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
-    entry needs, directly or through nodes, to its size. `sources` maps every class of the subtree
+    entry needs, directly or through nodes, to its size. `step` counts the steps that were seen
+    before the first traced one. `sources` maps every class of the subtree
     that is not torch's own to the digest of its source. `packages` are the top-level packages
     whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each was
     found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
@@ -46,7 +47,6 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped_calls: int = 0
     recomputes: int = 0
     param_grads: dict[str, Structure] = {}
-    gradient_notes: dict[str, str] = {}
     ties: dict[str, tuple[str, ...]] = {}
     packages: tuple[str, ...] = ()
     roots: dict[str, str] = {}
