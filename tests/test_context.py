@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from modulelens.context import RngWatch, preserved_rng, read_ambient, set_rng, under
+from modulelens.context import AmbientWatch, RngWatch, preserved_rng, read_ambient, set_rng, under
 from modulelens.records import Ambient, Autocast
 
 DRAWS = {
@@ -183,3 +183,36 @@ def test_a_weight_cast_before_a_change_is_not_reused():
             layer.weight.mul_(2)
         with under(read_ambient()):
             assert torch.equal(layer(x), stale * 2)
+
+
+def _precision(name):
+    return lambda: torch.set_float32_matmul_precision(name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *map(_precision, ("high", "medium")),
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        lambda: torch._C._set_mkldnn_enabled(False),
+        lambda: torch.set_autocast_cache_enabled(False),
+    ],
+)
+def test_a_watch_sees_every_switch_that_moves(restored, change):
+    watch = AmbientWatch()
+    before = watch.read()
+    assert watch.read() is before
+    change()
+    assert watch.read() == read_ambient() != before
+
+
+def test_a_watch_sees_the_type_of_autocast_change(restored):
+    watch = AmbientWatch()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert watch.read() == read_ambient()
+    assert watch.read().autocast == ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,21 @@ def read_ambient() -> Ambient:
         autocast=_read_autocast() if _C._is_any_autocast_enabled() else (),
         **values,
     )
+
+
+class AmbientWatch:
+    """Reads the switches cheaply, again and again: the same object while none moved."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._ambient = Ambient()
+
+    def read(self) -> Ambient:
+        """The switches now, of this thread where a switch is per thread."""
+        seen = [read() for read in _GETTERS]
+        if seen != self._seen or _C._is_any_autocast_enabled():
+            self._seen, self._ambient = seen, read_ambient()
+        return self._ambient
 
 
 @contextlib.contextmanager
@@ -203,6 +219,17 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "fp32_precision": (_read_fp32, _set_fp32),
     "sdpa": (_read_sdpa, _set_sdpa),
 }
+
+
+#: Whatever `read_ambient` reads, apart from autocast's details, moves with one of these.
+_GETTERS: tuple[Callable[[], Any], ...] = (
+    *(torch.is_grad_enabled, torch.is_inference_mode_enabled, _C._is_any_autocast_enabled),
+    *(torch.get_default_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads),
+    *(_C._get_mkldnn_enabled, _C._get_cudnn_enabled, _C._get_cudnn_benchmark),
+    *(_C._get_deterministic_algorithms, _C._get_deterministic_algorithms_warn_only),
+    *(functools.partial(_C._get_fp32_precision_getter, b, op) for _, b, op in _FP32),
+    *(read for _, read in _SDPA_READERS),
+)
 
 
 def _switch(target: Ambient) -> None:

@@ -26,14 +26,14 @@ from modulelens.capture.hook import OwnId, put_hook
 from modulelens.capture.keep import Keep
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
 from modulelens.capture.snapshot import Snapshots
-from modulelens.context import RngState, RngWatch, read_ambient
+from modulelens.context import AmbientWatch, RngState, RngWatch
 from modulelens.records import Ambient, TensorRef
 from modulelens.tree import Encoder
 
 _C: Any = torch._C
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class SeenCall:
     """One call as it was seen. `args` ... `output` are structures over snapshot references."""
 
@@ -83,7 +83,7 @@ class Watch:
         self.param_grads: dict[int, Any] = {}
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, SeenCall | None]]] = {}
-        self._rng = RngWatch()
+        self._rng, self._ambient = RngWatch(), AmbientWatch()
         self._undo: list[Callable[[], Any]] = []
         self._deferred: set[int] = set()
         self._quiet: dict[int, list[int]] = {}
@@ -135,11 +135,12 @@ class Watch:
 
     def _copy_beside(self) -> None:
         beside = Beside(self.snapshots.taken[self._first :])
-        self._undo.append(beside.end)
-        before = torch_optimizer.register_optimizer_step_pre_hook(
-            lambda *_: self.snapshots.retire(beside.give_back())
-        )
-        self._undo.append(before.remove)
+
+        def give_back(*_: Any) -> None:
+            self.snapshots.retire(beside.give_back())
+
+        self._undo.append(give_back)
+        self._undo.append(torch_optimizer.register_optimizer_step_pre_hook(give_back).remove)
 
     def _hush(self) -> None:
         # Compiled modules warn at a global hook that it may fire twice; ours knows its modules.
@@ -220,16 +221,13 @@ class Watch:
             return
         if _C._get_tracing_state() is not None:
             return
-        ambient, rng = read_ambient(), self._rng.read()
+        ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
-        module = self.nodes.modules[number]
-        noted = [
-            n
-            for n in self._quiet[number]
-            if n != number or not self._state_came_first(number, module)
-        ]
-        entered = self.nodes.note(noted)
+        quiet = self._quiet[number]
+        if number in self._deferred and has_weight_hooks(self.nodes.modules[number]):
+            quiet = quiet[1:]  # its own state was noted before those hooks ran
+        entered = self.nodes.note(quiet)
         self.counts[number] += 1
         if self.counts[number] > self.keep.max_calls:
             stack.append((number, None))
@@ -252,9 +250,6 @@ class Watch:
         if self.keep.grads:
             self._watch_gradients(call.grad_input, leaves)
         stack.append((number, call))
-
-    def _state_came_first(self, number: int, module: nn.Module) -> bool:
-        return number in self._deferred and has_weight_hooks(module)
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
         def keep(tensor: Tensor) -> TensorRef:
