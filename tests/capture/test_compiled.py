@@ -123,3 +123,20 @@ def test_a_function_compiled_around_the_model_goes_on_being_compiled() -> None:
     assert backend.ran > ran
     assert counts[0] >= 1
     assert not trace.captures
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_the_inner_model_of_a_compiled_one_is_left_alone(warm: bool, fullgraph: bool) -> None:
+    torch._dynamo.reset()
+    backend, model = Counting(), Whole()
+    expected = model(rows())
+    step = torch.compile(model, backend=backend, fullgraph=fullgraph)
+    if warm:
+        step(rows())
+    hint = "is it called through a compiled wrapper"
+    with pytest.warns(UserWarning, match=hint), ml.trace(model) as trace:
+        assert torch.equal(step(rows()), expected)
+    assert torch.equal(step(rows()), expected)
+    assert backend.ran >= 2
+    assert not trace.captures

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 
@@ -23,11 +24,10 @@ class OwnHook:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Passes everything on."""
+        """Passes everything on; compiled code, which may come to hold the hook, goes on alone."""
+        if torch.compiler.is_compiling():
+            return
         self._call(*args)
-
-    # Dynamo would try to compile it into a model that is compiled while it is installed.
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
