@@ -94,6 +94,7 @@ def test_a_compiled_model_is_captured_whole_and_stays_compiled(
     assert torch.equal(model(rows()), expected)
     assert backend.compiled == counts[0]
     assert backend.ran > counts[1]
+    assert any("ran eagerly" in warning for warning in trace.warnings)
     entries = graded(trace, tmp_path / "repo")
     assert {fqn: faults(e.grade) for fqn, e in entries.items()} == dict.fromkeys(entries, "")
 
@@ -105,6 +106,7 @@ def test_a_trace_before_the_first_compilation_does_not_spoil_it() -> None:
     with ml.trace(model) as trace:
         model(rows())
     assert len(trace.captures) == 3
+    assert any("ran eagerly" in warning for warning in trace.warnings)
     model(rows())
     assert (backend.compiled, backend.ran) == (1, 1)
 

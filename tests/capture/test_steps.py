@@ -166,6 +166,18 @@ def test_every_fate_is_told_with_its_reason() -> None:
         assert "its weights are used directly" in fates[name][1]
 
 
+def test_a_fate_is_that_at_the_steps_end() -> None:
+    model = zoo.CallsAnotherMethod()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ml.trace(model) as trace:
+        model(rows()).sum().backward()
+        optimizer.step()
+        captures = trace.captures
+        optimizer.zero_grad()
+    assert {c.fqn: c.fate for c in trace.coverage}["used"] is Fate.BYPASSED
+    assert trace.captures is captures
+
+
 def test_a_recomputed_run_is_counted_apart_from_calls() -> None:
     for reentrant in (True, False):
         model = zoo.Checkpointed(reentrant)

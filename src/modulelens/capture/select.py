@@ -40,6 +40,14 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
         model = inner
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, a wrapper around it or a module inside it runs code of `torch.compile`."""
+    return any(
+        eager(module) is not module or vars(module).get("_compiled_call_impl") is not None
+        for module in model.modules()
+    )
+
+
 def check_model(model: object) -> None:
     """Refuses what is no module.
 

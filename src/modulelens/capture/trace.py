@@ -22,13 +22,17 @@ from modulelens.capture.capture import Capture, captures_of, coverage_of
 from modulelens.capture.hook import put_hook
 from modulelens.capture.keep import Keep
 from modulelens.capture.nodes import Nodes
-from modulelens.capture.select import check_model, select, unwrap
+from modulelens.capture.select import check_model, is_compiled, select, unwrap
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
 from modulelens.environment import read_environment
 from modulelens.errors import Conflict, UsageError
 from modulelens.records import CoverageList, Environment
 
+_RAN_EAGERLY = (
+    "the model is compiled and ran eagerly in the traced step: its random draws and last bits may"
+    " differ from those of compiled code"
+)
 _active: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
@@ -79,6 +83,7 @@ class Trace:
         self._forward_done = False
         self._error_before: BaseException | None = None
         self._undo: list[Any] = []
+        self._steps_read: int | None = None
         self.environment: Environment | None = None
         self.main_file = ""
 
@@ -118,6 +123,8 @@ class Trace:
         if compiled is not None:
             # `module.compile()`d: hooks are not called, but this attribute is looked up each time.
             def announced(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return compiled(*args, **kwargs)
                 self._on_forward(outer, args, kwargs)
                 try:
                     return compiled(*args, **kwargs)
@@ -202,6 +209,8 @@ class Trace:
             self.watches.append(watch)
             if len(self.watches) == 1:
                 self.first_step = self._seen_steps - 1
+                if is_compiled(self._outer):
+                    self.warnings.append(_RAN_EAGERLY)
         if len(self.watches) >= self.steps:
             self._stop()
 
@@ -210,8 +219,12 @@ class Trace:
         while self._undo:
             self._undo.pop()()
         _active.pop(self._outer, None)
+        if self._steps_read == len(self.watches):
+            return  # read when the last step ended; its gradients may be gone by now
+        self._steps_read = len(self.watches)
         try:
-            self.captures, self.coverage = captures_of(self), coverage_of(self)
+            self.captures = captures_of(self)
+            self.coverage = coverage_of(self)
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's optimizer step
             self.warnings.append(f"the trace cannot be read: {type(error).__name__}: {error}")
         self.snapshots.forget_live()
