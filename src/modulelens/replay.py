@@ -40,6 +40,7 @@ class Replayed:
     module: nn.Module
     run: Run
     synthesized: bool
+    warnings: tuple[str, ...] = ()
 
 
 class Replay:

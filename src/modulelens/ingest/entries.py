@@ -193,8 +193,10 @@ class Ingest:
             if before is after:
                 continue
             path = nodes.fqns[number][len(prefix) :].strip(".")
-            for name, value in {**after.buffers, **_tensor_attributes(after.attributes)}.items():
-                old = before.buffers.get(name, before.attributes.get(name))
+            own = after.parameters | after.buffers | _tensor_attributes(after.attributes)
+            old_own = before.parameters | before.buffers | before.attributes
+            for name, value in own.items():
+                old = old_own.get(name)
                 if value is not None and old != value:
                     found[f"{path}.{name}".strip(".")] = self._nodes.final(value)
         return found

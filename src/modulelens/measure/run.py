@@ -138,6 +138,10 @@ class Run:
             if seeds:
                 torch.autograd.backward([leaf for leaf, _ in seeds], [seed for _, seed in seeds])
 
+    def written(self) -> list[Tensor]:
+        """The module's tensors whose bytes are not what they were when `Run` was made."""
+        return self._state.written()
+
     def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients after `backward`: of parameters by every name, of inputs by leaf path."""
         owner = self.owner

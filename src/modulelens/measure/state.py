@@ -46,6 +46,15 @@ class ModuleState:
         """The live tensors of the module, each object once."""
         return [tensor for tensor, _ in self._tensors]
 
+    def written(self) -> list[Tensor]:
+        """The live tensors whose storage holds other bytes now."""
+        changed = {
+            key
+            for key, (live, snapshot) in self._storages.items()
+            if _address(live) != _address(snapshot) and not torch.equal(live, snapshot)
+        }
+        return [t for t, _ in self._tensors if t.untyped_storage()._cdata in changed]
+
     def restore(self) -> None:
         """Puts everything back bit for bit, keeping every object's identity; clears `.grad`."""
         with torch.inference_mode(False), torch.no_grad():

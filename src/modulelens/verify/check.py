@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
-from modulelens.errors import ModuleLensError, NotRebuildable
+from modulelens.errors import ModuleLensError, NotRebuildable, RepoError
 from modulelens.measure.anchor import float64_run
 from modulelens.measure.compare import compare, doubts, verdict
-from modulelens.records import Check, Status
+from modulelens.measure.run import Run
+from modulelens.records import Check, LeafCheck, Status
 from modulelens.replay import Replay
-from modulelens.verify.trial import attempt, bind, gradient_leaves
+from modulelens.verify.gradients import Gradients
+from modulelens.verify.trial import Trial, attempt, bind, gradient_leaves, lost_history
+
+_OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
 
 
 def check(
@@ -35,53 +39,105 @@ def check(
         name: What the candidate is called in the verdict.
         reference: The entry with the code that was captured, where `replay` has an edited class.
     """
-    original = reference or replay
+    judge = _Judge(replay, reference or replay, candidate, name, backward)
     calls = range(len(replay.metadata.calls)) if call is None else [call]
-    checks = [_check_call(replay, original, candidate, number, backward, name) for number in calls]
-    return max(checks, key=lambda c: list(Status).index(c.status))
+    # Last to first: the order in which backward adds the calls' gradients up.
+    checks = [judge.call(number) for number in reversed(calls)]
+    worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
+    if backward and judge.by_capture(whole=call is None) and worst.leaves:
+        leaves, warnings = judge.captured_gradients()
+        warnings = (*worst.warnings, *warnings)
+        return verdict((*worst.leaves, *leaves), code=name, call=worst.call, warnings=warnings)
+    return worst
 
 
-def _check_call(
-    replay: Replay, original: Replay, candidate: Any, call: int, backward: bool, name: str
-) -> Check:
-    record = replay.call(call)
-    same = (
-        candidate is None and not replay.drifted and replay.device == "cpu" and _same_torch(replay)
-    )
-    try:
-        ready = replay.ready(call)
-    except ModuleLensError as error:
-        return Check(status=Status.RUNTIME_ERROR, reason=error.message, call=call, code=name)
-    run = ready.run
-    if candidate is not None:
-        run = replay.run(bind(candidate, ready.module), call, (ready.run.args, ready.run.kwargs))
-    trial = attempt(run, replay, call, backward=backward, same=same)
-    warnings = _drift_warnings(replay)
-    if trial.failure:
-        return Check(
-            status=Status.RUNTIME_ERROR,
-            reason=trial.failure,
-            call=call,
-            code=name,
-            warnings=warnings,
-        )
-    if ready.synthesized:
-        reason = "the inputs were synthesised: there is nothing to compare with"
-        return Check(status=Status.NOT_COMPARABLE, reason=reason, call=call, code=name)
-    try:
-        expected = replay.value(record.output)
-    except NotRebuildable as error:
-        return Check(status=Status.NOT_COMPARABLE, reason=error.message, call=call, code=name)
-    leaves, anchor = compare(expected, trial.output, same_code=True), None
-    if not same and verdict(leaves).status is not Status.EXACT:  # bit-equal needs no anchor
-        anchor = _anchor(original, candidate, call)
-        leaves = compare(expected, trial.output, anchor=anchor, same_code=False)
-    leaves += trial.effects
-    if backward:
-        leaves += gradient_leaves(original, candidate, run, call, same)
-    if not same:
-        warnings = (*warnings, *doubts(expected, leaves, anchor=anchor))
-    return verdict(leaves, code=name, call=call, warnings=warnings)
+_ORDER = list(Status)
+
+
+class _Judge:
+    """Checks one candidate, call by call."""
+
+    def __init__(
+        self, replay: Replay, original: Replay, candidate: Any, name: str, backward: bool
+    ) -> None:
+        self._replay = replay
+        self._original = original
+        self._candidate = candidate
+        self._name = name
+        self._backward = backward
+        self._gradients = Gradients(replay)
+        known = replay.device == "cpu" and _same_torch(replay)
+        self._same = candidate is None and not replay.drifted and known
+
+    def by_capture(self, *, whole: bool) -> bool:
+        """Whether gradients are compared with those of the step: the module's own, all calls."""
+        own = self._candidate is None and not self._replay.edited
+        return own and whole and bool(self._replay.metadata.param_grads)
+
+    def call(self, number: int) -> Check:
+        """The verdict on one call."""
+        replay = self._replay
+        try:
+            ready = replay.ready(number)
+        except RepoError:
+            raise  # damage of the repo is no verdict on the code
+        except ModuleLensError as error:
+            return self._verdict(number, Status.RUNTIME_ERROR, error.message)
+        run = ready.run
+        if self._candidate is not None:
+            bound = bind(self._candidate, ready.module)
+            run = replay.run(bound, number, (ready.run.args, ready.run.kwargs))
+        trial = attempt(run, replay, number, backward=self._backward, same=self._same)
+        if trial.failure:
+            return self._verdict(number, Status.RUNTIME_ERROR, trial.failure)
+        if ready.synthesized:
+            reason = "the inputs were synthesised: there is nothing to compare with"
+            return self._verdict(number, Status.NOT_COMPARABLE, reason)
+        try:
+            expected = replay.value(replay.call(number).output)
+        except NotRebuildable as error:
+            return self._verdict(number, Status.NOT_COMPARABLE, error.message)
+        return self._compared(number, expected, run, trial, ready.warnings)
+
+    def _compared(
+        self, number: int, expected: Any, run: Run, trial: Trial, warnings: tuple[str, ...]
+    ) -> Check:
+        leaves, anchor = compare(expected, trial.output, same_code=True), None
+        if not self._same and verdict(leaves).status is not Status.EXACT:  # else no anchor needed
+            anchor = _anchor(self._original, self._candidate, number)
+            leaves = compare(expected, trial.output, anchor=anchor, same_code=False)
+        fits = verdict(leaves).status not in _OTHER_KIND
+        leaves += trial.effects
+        if self._backward and fits:
+            leaves += self._backwards(number, run, trial)
+        warnings = (*_drift_warnings(self._replay), *warnings)
+        if not self._same:
+            warnings = (*warnings, *doubts(expected, leaves, anchor=anchor))
+        return verdict(leaves, code=self._name, call=number, warnings=warnings)
+
+    def _backwards(self, number: int, run: Run, trial: Trial) -> list[LeafCheck]:
+        leaves = lost_history(self._replay.call(number).output, trial.output)
+        if trial.backward_failure:
+            text = trial.backward_failure
+            return [*leaves, LeafCheck(path="grad", status=Status.RUNTIME_ERROR, message=text)]
+        self._gradients.add(number, run, trial)
+        if self.by_capture(whole=True):
+            return leaves
+        return leaves + gradient_leaves(self._original, run, number, self._same)
+
+    def captured_gradients(self) -> tuple[list[LeafCheck], list[str]]:
+        """The module's parameter gradients, summed over its calls, against those of the step."""
+        leaves, why = self._gradients.leaves(same_code=self._same)
+        grade = self._replay.metadata.grade
+        known = grade.reasons.get("param_grads") if grade else None
+        warnings = [f"graded so when it was stored: {': '.join(known)}"] if known else []
+        if why:
+            warnings.append(f"parameter gradients were not compared: {why[1]}")
+        return leaves, warnings
+
+    def _verdict(self, number: int, status: Status, reason: str) -> Check:
+        warnings = _drift_warnings(self._replay)
+        return Check(status=status, reason=reason, call=number, code=self._name, warnings=warnings)
 
 
 def _same_torch(replay: Replay) -> bool:

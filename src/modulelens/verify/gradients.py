@@ -7,7 +7,7 @@ from torch import Tensor
 
 from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
-from modulelens.records import Check, GradeLevel, LeafCheck, Metadata, Reason, Status
+from modulelens.records import GradeLevel, LeafCheck, Metadata, Reason, Status
 from modulelens.replay import Replay
 from modulelens.tree import dtype_of, flatten
 from modulelens.verify.trial import Trial
@@ -56,22 +56,31 @@ class Gradients:
         reasons["input_grads"] = (Reason.SHARED_INPUT.value, text)
         return level, None
 
+    def leaves(self, *, same_code: bool) -> tuple[list[LeafCheck], tuple[str, str] | None]:
+        """One leaf per parameter gradient; without any, the reason why there is none."""
+        own, why = self._comparable()
+        return (self._compared(own, None, same_code=same_code), None) if own else ([], why)
+
     def _parameters(self) -> tuple[GradeLevel | None, tuple[str, str] | None]:
+        own, why = self._comparable()
+        return self._judge(self._replay.metadata, own) if own else (None, why)
+
+    def _comparable(self) -> tuple[dict[str, Tensor | None], tuple[str, str] | None]:
         metadata = self._replay.metadata
         if not metadata.param_grads:
-            return None, None
+            return {}, None
         if metadata.dropped_calls:
             text = f"{metadata.dropped_calls} calls were not kept; the sum is not complete"
-            return None, (Reason.NOT_KEPT.value, text)
+            return {}, (Reason.NOT_KEPT.value, text)
         own = self._own(metadata)
         if not own:
             text = "its parameters are used outside it as well"
-            return None, (Reason.SHARED_PARAMETER.value, text)
+            return {}, (Reason.SHARED_PARAMETER.value, text)
         if not self._silent and not any(call.grad_output for call in metadata.calls):
             text = "no gradient of its outputs was seen: the forward ran without grad, as when it "
             text += "is checkpointed, or they are no plain tensors"
-            return None, (Reason.NOT_KEPT.value, text)
-        return self._judge(metadata, own)
+            return {}, (Reason.NOT_KEPT.value, text)
+        return own, None
 
     def _own(self, metadata: Metadata) -> dict[str, Tensor | None]:
         """Captured gradients of the parameters that nothing outside the module uses."""
@@ -87,10 +96,11 @@ class Gradients:
     def _judge(
         self, metadata: Metadata, own: dict[str, Tensor | None]
     ) -> tuple[GradeLevel, tuple[str, str] | None]:
-        found = self._compared(own, None, same_code=True)
+        found = verdict(self._compared(own, None, same_code=True))
         if found.status is Status.EXACT:
             return GradeLevel.EXACT, None
-        if self._compared(own, _summed_in(metadata), same_code=False).status.passed:
+        loose = self._compared(own, _summed_in(metadata), same_code=False)
+        if verdict(loose).status.passed:
             return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
         if self._silent and not own.keys() <= self._sums.keys():
             text = f"{found.reason}; an output got no gradient, as when its caller writes to it"
@@ -100,7 +110,7 @@ class Gradients:
 
     def _compared(
         self, own: dict[str, Tensor | None], dtype: torch.dtype | None, *, same_code: bool
-    ) -> Check:
+    ) -> list[LeafCheck]:
         leaves: list[LeafCheck] = []
         for name, grad in own.items():
             sides = [
@@ -108,7 +118,7 @@ class Gradients:
                 for s in (grad, self._sums.get(name))
             ]
             leaves += compare(*sides, path=f'grad["{name}"]', same_code=same_code)
-        return verdict(leaves)
+        return leaves
 
 
 def _silent(run: Run, trial: Trial) -> bool:

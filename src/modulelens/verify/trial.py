@@ -13,16 +13,21 @@ from torch import nn
 from modulelens.errors import ModuleLensError
 from modulelens.measure.compare import compare
 from modulelens.measure.run import Run
-from modulelens.records import LeafCheck, Status
+from modulelens.records import LeafCheck, Status, Structure, tensor_refs
 from modulelens.replay import Replay
+from modulelens.tree import flatten
 
 
 @dataclasses.dataclass
 class Trial:
-    """A run that ended. `effects` compares what the forward changed; `failure` is its error."""
+    """A run that ended. `effects` compares what the forward changed; failures are foreign errors.
+
+    `failure` is the forward's, and `backward_failure` the backward's after a forward that ended.
+    """
 
     output: Any = None
     failure: str = ""
+    backward_failure: str = ""
     effects: list[LeafCheck] = dataclasses.field(default_factory=list)
 
 
@@ -33,21 +38,28 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
     forward again, and moves buffers again.
     """
     trial = Trial()
-    try:
-        with run:
+    with run:
+        try:
             run.fresh()
             trial.output = run.forward()
-            trial.effects = _side_effects(replay, run, call, same)
-            if backward:
+        except Exception as error:  # noqa: BLE001 - boundary: the user's forward
+            trial.failure = _story(error)
+            return trial
+        trial.effects = _side_effects(replay, run, call, same)
+        if backward:
+            try:
                 run.grad_output = replay.seeds(call, trial.output)
                 run.backward(trial.output)
-    except ModuleLensError as error:
-        return Trial(failure=error.message)
-    except Exception as error:  # noqa: BLE001 - boundary: the user's forward
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"({frame.filename}:{frame.lineno})"
-        return Trial(failure=f"{type(error).__name__}: {error} {where}")
+            except Exception as error:  # noqa: BLE001 - boundary: the user's backward
+                trial.backward_failure = _story(error)
     return trial
+
+
+def _story(error: Exception) -> str:
+    if isinstance(error, ModuleLensError):
+        return error.message
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
 def bind(candidate: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -77,19 +89,50 @@ class WithModule(nn.Module):
 
 
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
-    """Buffers after the call, and arguments that the call changed."""
+    """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
     owner = run.owner.module if isinstance(run.owner, WithModule) else run.owner
-    if owner is not None:
+    if isinstance(owner, nn.Module):
         for path, structure in record.buffers_after.items():
-            actual = _lookup(owner, path)
             expected = replay.value(structure)
+            actual = _lookup(owner, path)
             leaves += compare(expected, actual, path=f'buffers["{path}"]', same_code=same)
-    if record.args_after is not None:
-        args, kwargs = run.inputs
-        leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
-        leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
+        leaves += _written(owner, run, set(record.buffers_after))
+    args, kwargs = run.inputs
+    if record.args_after is None:
+        return (
+            leaves
+            + _changed_inputs((run.args, args), "args")
+            + _changed_inputs((run.kwargs, kwargs), "kwargs")
+        )
+    leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
+    leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
     return leaves
+
+
+def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
+    written = {id(tensor) for tensor in run.written()}
+    named = [*owner.named_parameters(), *owner.named_buffers()] if written else []
+    return [
+        _changed(f'state["{name}"]')
+        for name, tensor in named
+        if id(tensor) in written and name not in allowed
+    ]
+
+
+def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
+    # By path: lazily filled caches of an argument may be new, but nothing that was may change.
+    before, after = (dict(zip(f.paths, f.tensors, strict=True)) for f in map(flatten, sides))
+    return [
+        _changed(root + path)
+        for path, tensor in before.items()
+        if compare(tensor, after.get(path))[0].status is not Status.EXACT
+    ]
+
+
+def _changed(path: str) -> LeafCheck:
+    message = "changed by the call; the original leaves it as it is"
+    return LeafCheck(path=path, status=Status.MISMATCH_VALUE, message=message)
 
 
 def _lookup(module: nn.Module, path: str) -> Any:
@@ -99,25 +142,40 @@ def _lookup(module: nn.Module, path: str) -> Any:
         owner = owner._modules.get(part)
         if owner is None:
             return None
-    return owner._buffers.get(name, vars(owner).get(name))
+    return owner._buffers.get(name, owner._parameters.get(name, vars(owner).get(name)))
 
 
-def gradient_leaves(
-    replay: Replay, candidate: Any, run: Run, call: int, same: bool
-) -> list[LeafCheck]:
+def lost_history(structure: Structure, output: Any) -> list[LeafCheck]:
+    """Leaves of an output that should require grad, as the captured ones do, and do not."""
+    refs = list({ref.object: ref for ref in tensor_refs(structure)}.values())
+    flat = flatten(output)
+    if len(refs) != len(flat.tensors):
+        return []
+    message = "does not require grad; the original's does"
+    return [
+        LeafCheck(path=f"output{path}", status=Status.MISMATCH_STRUCTURE, message=message)
+        for ref, tensor, path in zip(refs, flat.tensors, flat.paths, strict=True)
+        if ref.spec.requires_grad and not tensor.requires_grad
+    ]
+
+
+def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """Gradients of parameters and inputs, against the original's on the same seeds."""
-    parameters, inputs = run.gradients()
-    reference = replay.ready(call)
-    trial = attempt(reference.run, replay, call, backward=True)
-    if trial.failure:
-        return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=trial.failure)]
-    expected, expected_inputs = reference.run.gradients()
-    if isinstance(run.owner, WithModule):
-        parameters = {name.removeprefix("module."): grad for name, grad in parameters.items()}
-    leaves = []
-    for kind, wanted, found in (("grad", expected, parameters), ("grad", expected_inputs, inputs)):
-        if kind == "grad" and wanted is expected and candidate is not None and not parameters:
-            continue  # a plain function has no parameters of its own
-        for name, grad in wanted.items():
-            leaves += compare(grad, found.get(name), path=f'{kind}["{name}"]', same_code=same)
+    if original.drifted:
+        text = "the original's code is gone, and no gradients were captured to compare with"
+        return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
+    reference = original.ready(call)
+    trial = attempt(reference.run, original, call, backward=True)
+    if trial.failure or trial.backward_failure:
+        text = trial.failure or trial.backward_failure
+        return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
+    wanted, found = reference.run.gradients(), run.gradients()
+    parameters = {name.removeprefix("module."): grad for name, grad in found[0].items()}
+    pairs = [(wanted[1], found[1])]
+    if run.owner is not None:  # a plain function has no parameters of its own
+        pairs.append((wanted[0], parameters if isinstance(run.owner, WithModule) else found[0]))
+    leaves: list[LeafCheck] = []
+    for expected, actual in pairs:
+        for name, grad in expected.items():
+            leaves += compare(grad, actual.get(name), path=f'grad["{name}"]', same_code=same)
     return leaves
