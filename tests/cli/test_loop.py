@@ -159,11 +159,35 @@ def test_house_is_kept(project: Path) -> None:
     assert answer(project, "reindex")["entries"] == 5
 
 
-def test_a_script_that_fails_says_so(project: Path) -> None:
-    (project / "fails.py").write_text("raise RuntimeError('no data')\n", encoding="utf-8")
-    done = lens(project, "trace", "--", "fails.py")
-    assert done.code != 0
-    assert "no data" in done.err
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def fail():\n    raise RuntimeError('no data')\nfail()", "RuntimeError: no data"),
+        ("x = 1\ndef f(:\n", "SyntaxError"),
+    ],
+)
+def test_a_script_that_fails_is_told_as_python_would(project: Path, code: str, says: str) -> None:
+    (project / "fails.py").write_text(code, encoding="utf-8")
+    done = lens(project, "trace", "--json", "--", "fails.py")
+    assert done.code == 4
+    assert done.json["error"]["code"] == "FOREIGN_ERROR"
+    assert says in done.err
+    assert 'fails.py", line 2' in done.err
+    assert "modulelens" not in done.err
+    assert "runpy" not in done.err
+
+
+def test_a_terminated_script_leaves_its_trace(project: Path) -> None:
+    kill = (
+        "    import os, signal, time\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)"
+    )
+    text = TRAIN.replace('    print("finished", *sys.argv[1:])', kill)
+    (project / "killed.py").write_text(text, encoding="utf-8")
+    words = ["trace", "--no-verify", "--repo", "killed", "--json", "--", "killed.py"]
+    done = modulelens(*words, cwd=project)
+    assert done.code == 0, done.err
+    assert done.json["data"]["stored"] == 5
+    assert "ended by SystemExit" in done.json["warnings"][-1]
 
 
 @pytest.mark.slow

@@ -7,14 +7,19 @@ warm-up steps pass (a loss is an outermost module too, and has no parameters).
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import os
 import runpy
+import signal
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -24,15 +29,20 @@ from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
 from modulelens.capture.select import unwrap
 from modulelens.capture.trace import Trace
-from modulelens.errors import NotFound
+from modulelens.errors import ForeignError, ModuleLensError, NotFound
 
 _module: Any = nn.Module
 _call: Any = nn.Module.__call__
+_OWN = ("modulelens", "runpy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """How a script is traced; the fields are those of `trace`, and `as_module` is python's `-m`."""
+    """How a script is traced; the fields are those of `trace`.
+
+    `model` is the class name of the model to trace; without it the largest. `as_module` is
+    python's `-m`.
+    """
 
     name: str | None = None
     modules: Sequence[str] = ("*",)
@@ -40,6 +50,7 @@ class ScriptOptions:
     warmup: int = 1
     steps: int = 1
     as_module: bool = False
+    model: str | None = None
 
 
 def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Trace:
@@ -55,8 +66,10 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
         of the trace, and its traceback is printed.
 
     Raises:
-        NotFound: There is no such script, it called no module with parameters, or too few steps.
-        BaseException: What the script raised before its step was traced, unchanged.
+        NotFound: There is no such script, it called no module with parameters, no model of that
+            class, or too few steps.
+        ForeignError: What the script raised before its step was traced; its traceback is printed.
+        SystemExit: The script left before its step was traced.
     """
     if not options.as_module and not Path(script).is_file():
         raise NotFound(f"no script {script}", hint="modulelens trace -- train.py ARGS")
@@ -64,18 +77,72 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
     failure: BaseException | None = None
     with _as_main(script, argv, options.as_module), track_init(), watcher:
         try:
-            _run(script, options.as_module)
+            with _termination_raised():
+                _run(script, options.as_module)
         except SystemExit as leave:
             failure = leave if leave.code not in (None, 0) else None
+            watcher.end(failure)
         except BaseException as error:  # noqa: BLE001 - boundary: raised again, or reported
             failure = error
         if failure is not None and not watcher.traced:
-            raise failure
+            raise _reported(script, failure)
     trace = watcher.result()
     if failure is not None:
-        sys.excepthook(type(failure), failure, failure.__traceback__)
+        _print_failure(failure)
         trace.warnings.append(f"the script ended by {type(failure).__name__} after the traced step")
     return trace
+
+
+def _reported(script: str, failure: BaseException) -> BaseException:
+    """What to raise for a script's failure; that of its own code is printed as python would."""
+    if isinstance(failure, ModuleLensError) or not isinstance(failure, Exception):
+        return failure
+    _print_failure(failure)
+    kind = type(failure).__name__
+    return ForeignError(
+        f"{script} raised {kind} before a step was traced: {failure}",
+        kind=kind,
+        traceback="".join(traceback.format_exception(failure)),
+        hint="its own traceback is on stderr; does it run without modulelens?",
+    )
+
+
+def _print_failure(failure: BaseException) -> None:
+    """Prints the script's traceback, without the frames that ran the script."""
+    frames = []
+    link = failure.__traceback__
+    while link is not None:
+        if link.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
+            frames.append(link)
+        link = link.tb_next
+    for frame in reversed(frames):
+        link = TracebackType(link, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    sys.excepthook(type(failure), failure.with_traceback(link), link)
+
+
+@contextmanager
+def _termination_raised() -> Iterator[None]:
+    """A SIGTERM that nobody handles ends the script by `SystemExit`, so that its trace is kept."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    owner = os.getpid()
+
+    def leave(number: int, _: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise SystemExit(128 + number)
+        signal.signal(number, signal.SIG_DFL)  # a child of the script dies as it would have
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(script: str, as_module: bool) -> None:
@@ -110,6 +177,7 @@ class _Watcher:
         self._counts: dict[int, int] = {}
         self._depth = 0
         self._trace: Trace | None = None
+        self._ended = False
 
     @property
     def traced(self) -> bool:
@@ -121,6 +189,8 @@ class _Watcher:
 
         @functools.wraps(_call)
         def announced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return _call(module, *args, **kwargs)
             watcher._before(module)
             watcher._depth += 1
             try:
@@ -132,11 +202,16 @@ class _Watcher:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the trace where one is going on; a step whose forward is over is kept."""
         _module.__call__ = _call
-        if self._trace is not None:
+        if self._trace is not None and not self._ended:
+            self._ended = True
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # `result` says the same, as an error
-                self._trace.__exit__(kind, error, None)
+                self._trace.__exit__(type(error) if error else None, error, None)
 
     def _before(self, module: nn.Module) -> None:
         if self._depth or self._trace is not None or torch._C._current_graph_task_id() != -1:
@@ -145,20 +220,43 @@ class _Watcher:
             return
         self._seen[id(module)] = module
         self._counts[id(module)] = self._counts.get(id(module), 0) + 1
-        largest = max(self._seen.values(), key=lambda m: sum(p.numel() for p in m.parameters()))
+        largest = max(self._wanted(), key=_size, default=None)
         if module is largest and self._counts[id(module)] > self._options.warmup:
             self._begin(module)
+
+    def _wanted(self) -> list[nn.Module]:
+        asked = self._options.model
+        return [m for m in self._seen.values() if asked is None or _class_name(m) == asked]
+
+    def _others(self, model: nn.Module) -> list[str]:
+        """The class names of other outermost modules that were seen."""
+        inside = {id(m) for m in model.modules()}
+        return sorted({_class_name(m) for m in self._seen.values() if id(m) not in inside})
 
     def _begin(self, module: nn.Module) -> None:
         _module.__call__ = _call
         options = self._options
-        trace = Trace(
-            module,
-            name=options.name or type(unwrap(module)[0]).__name__,
-            modules=list(options.modules),
-            keep=options.keep,
-            steps=options.steps,
-        )
+        others = ", ".join(self._others(module))
+        try:
+            trace = Trace(
+                module,
+                name=options.name or _class_name(module),
+                modules=list(options.modules),
+                keep=options.keep,
+                steps=options.steps,
+            )
+        except NotFound as error:
+            choose = f"; --model traces another model of the script: {others}" if others else ""
+            raise NotFound(
+                f"{error.message} in {_class_name(module)}",
+                hint=f"{error.hint}{choose}",
+                did_you_mean=error.did_you_mean,
+            ) from None
+        if others and options.model is None:
+            trace.warnings.append(
+                f"{_class_name(module)} was traced, the largest model of the script; --model "
+                f"traces another one: {others}"
+            )
         trace._seen_steps = self._counts[id(module)] - 1
         self._trace = trace.__enter__()
 
@@ -174,8 +272,24 @@ class _Watcher:
             raise NotFound(
                 "the script called no module with parameters", hint="does it train in a subprocess?"
             )
-        steps = max(self._counts.values())
+        wanted = self._wanted()
+        if not wanted:
+            names = sorted({_class_name(m) for m in self._seen.values()})
+            raise NotFound(
+                f"the script called no model of class {self._options.model} outermost",
+                hint=f"--model takes one of {', '.join(names)}",
+                did_you_mean=difflib.get_close_matches(str(self._options.model), names, n=3),
+            )
+        steps = max(self._counts[id(m)] for m in wanted)
         raise NotFound(
             f"the script ran {steps} step(s), warmup is {self._options.warmup}",
             hint="use --warmup 0",
         )
+
+
+def _class_name(module: nn.Module) -> str:
+    return type(unwrap(module)[0]).__name__
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

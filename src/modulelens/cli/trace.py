@@ -54,16 +54,7 @@ def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) 
     return Reply(data, text if _speaks() else "", next=next_commands, warnings=trace.warnings)
 
 
-def _options(
-    *,
-    m: bool,
-    modules: list[str],
-    name: str | None,
-    steps: int,
-    warmup: int,
-    keep: str,
-    grads: bool,
-) -> ScriptOptions:
+def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **named: Any) -> ScriptOptions:
     if keep not in ("full", "shape"):
         raise UsageError(f"--keep {keep}: use full or shape")
     from modulelens.capture import Keep
@@ -71,12 +62,10 @@ def _options(
 
     content: Any = keep
     return ScriptOptions(
-        name=name,
         modules=tuple(modules) or ("*",),
         keep=Keep(tensors=content, weights=content, grads=grads),
-        warmup=warmup,
-        steps=steps,
         as_module=m,
+        **named,
     )
 
 
@@ -93,6 +82,7 @@ COMMAND = Command(
     arguments=(Argument("script", "The script and its arguments.", many=True),),
     options=(
         Option("--modules", str, "Globs over fqns or class names.", many=True, metavar="GLOB"),
+        Option("--model", str, "Class of the model to trace; else the largest.", metavar="CLASS"),
         Option("--name", str, "What to call the model; else its class.", metavar="NAME"),
         Option("--steps", int, "Steps to capture.", 1, metavar="N"),
         Option("--warmup", int, "Steps to let pass first.", 1, metavar="N"),
