@@ -171,6 +171,17 @@ def test_a_forked_child_can_use_the_store(tmp_path):
         LocalStore(tmp_path / "repo").gc(timeout_s=0)
 
 
+def test_a_forked_child_verifies_bytes_after_its_parent_did(tmp_path):
+    store = LocalStore(tmp_path / "repo")
+    (digest,) = store.put_blobs([bytes(range(256)) * 65536])
+    store.blob_path(digest)  # starts the hash's threads, which a fork does not copy
+
+    def work(send):
+        send(LocalStore(tmp_path / "repo").blob_path(digest).name == digest)
+
+    assert Child(work).wait() == (0, ["True"])
+
+
 def test_a_lost_index_is_rebuilt_by_several_processes_while_one_adds(tmp_path):
     root = tmp_path / "repo"
     store = LocalStore(root)

@@ -136,7 +136,19 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """blake3 hex digest of a file's bytes, on all cores."""
+    """blake3 hex digest of a file's bytes; on all cores, except in a forked process."""
     from blake3 import blake3
 
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    return blake3(max_threads=blake3.AUTO if _may_use_threads else 1).update_mmap(path).hexdigest()
+
+
+_may_use_threads = True
+
+
+def _in_fork() -> None:
+    # The hash's thread pool does not survive a fork: its threads stay behind, and who waits for
+    # them waits for ever.
+    globals()["_may_use_threads"] = False
+
+
+os.register_at_fork(after_in_child=_in_fork)

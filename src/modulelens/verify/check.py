@@ -45,8 +45,8 @@ def check(
     checks = [judge.call(number) for number in reversed(calls)]
     worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
     if backward and judge.by_capture(whole=call is None) and worst.leaves:
-        leaves, warnings = judge.captured_gradients()
-        warnings = (*worst.warnings, *warnings)
+        leaves, notes = judge.captured_gradients()
+        warnings = (*worst.warnings, *notes)
         return verdict((*worst.leaves, *leaves), code=name, call=worst.call, warnings=warnings)
     return worst
 
