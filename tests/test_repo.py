@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,15 @@ def test_tags_and_aliases_move_and_are_found(repo: ml.Repo) -> None:
     assert [e.fqn for e in repo.find({"tags": {"$contains": "hot"}})] == ["layer"]
     repo.alias("model/layer", "baseline")
     assert repo.aliases("model/layer") == {"baseline": 1}
+
+
+@pytest.mark.parametrize("words", [{"tags": "base"}, {"aliases": "base"}, {"tags": ["a", ""]}])
+def test_tags_that_are_no_list_of_names_are_refused(repo: ml.Repo, words: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(words))):
+        repo.add(traced(), verify=False, **words)
+    assert len(repo) == 0
+    with pytest.raises(UsageError, match="tags: ' '"):
+        repo.tag("model", " ")
 
 
 def test_removing_keeps_what_others_need(repo: ml.Repo) -> None:

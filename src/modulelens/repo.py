@@ -86,6 +86,7 @@ class Repo:
 
         Raises:
             NotFound: The trace holds nothing.
+            UsageError: `tags` or `aliases` is one text, or holds an empty one.
             DiskFull: No space is left; entries stored so far stay, no half entry does.
         """
         from modulelens.capture import Trace as TraceClass
@@ -96,6 +97,8 @@ class Repo:
                 f"repo.add got a {type(trace).__name__}, not a Trace",
                 hint="pass what ml.trace gave",
             )
+        _check_words("tags", tags)
+        _check_words("aliases", aliases)
         report = progress or (lambda _done, _total: None)
         ingest = Ingest(trace, self._store)
         total = len(trace.captures) * (2 if verify else 1)
@@ -217,7 +220,12 @@ class Repo:
     # ---- changing
 
     def tag(self, entry: Entry | str, *tags: str) -> Entry:
-        """Adds tags to an entry."""
+        """Adds tags to an entry.
+
+        Raises:
+            UsageError: A tag is empty.
+        """
+        _check_words("tags", tags)
         found = self._as_entry(entry)
         found._change(lambda m: {"tags": tuple(dict.fromkeys((*m.tags, *tags)))})
         return found
@@ -272,6 +280,14 @@ class Repo:
 
     def _entry(self, entry_id: str) -> Entry:
         return Entry(self._store, self._store.metadata(entry_id), self._allow)
+
+
+def _check_words(name: str, words: Sequence[str]) -> None:
+    if isinstance(words, str):
+        raise UsageError(f"{name}={words!r} is one text", hint=f"write {name}=[{words!r}]")
+    wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
+    if wrong:
+        raise UsageError(f"{name}: {wrong[0]!r} is no name", hint="use a text that is not empty")
 
 
 def _graded(worker: Any, entry: Entry, structure: Grade | None) -> tuple[Grade, bool]:
