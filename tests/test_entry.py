@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 import modulelens as ml
 from modulelens.entry import _import_path
-from modulelens.errors import ModuleLensError, NotFound, NotRebuildable
+from modulelens.errors import (
+    CheckFailed,
+    ModuleLensError,
+    NotFound,
+    NotRebuildable,
+    UsageError,
+)
 from modulelens.measure.worker import Worker
 
 ROOT = Path(__file__).parents[1]
@@ -282,6 +288,36 @@ def test_a_benchmark_and_a_profile_are_kept_with_the_entry(entries: dict[str, ml
     again = ml.Repo(entries["0.layer"]._store.root)["small/0.layer"].metadata
     assert again.measurement == measured
     assert again.profile == profile
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os\ndef Mine(x): os._exit(3)", "RUNTIME_ERROR.*exited with code 3"),
+        ("def Mine(x: return x", "RUNTIME_ERROR.*SyntaxError"),
+        ("def Mine(x): return x[:1]", "MISMATCH_SHAPE.*output"),
+    ],
+)
+def test_a_candidate_of_a_file_is_timed_only_when_it_works_apart(
+    entries: dict[str, ml.Entry], written: Callable[[str], Path], code: str, says: str
+) -> None:
+    with pytest.raises(CheckFailed, match=says):
+        entries["0.layer"].benchmark(f"{written(code)}:Mine", budget_s=0.05)
+
+
+def test_a_wrong_candidate_of_a_file_is_timed_with_its_verdict(
+    entries: dict[str, ml.Entry], written: Callable[[str], Path]
+) -> None:
+    for backward in (True, False):
+        compared = entries["0.layer"].benchmark(
+            f"{written('def Mine(module, x): return module(x) * 2')}:Mine",
+            backward,
+            budget_s=0.05,
+        )
+        assert isinstance(compared, ml.Comparison)
+        assert compared.correct == "MISMATCH_VALUE"
+    with pytest.raises(UsageError, match="a budget of 0 s"):
+        entries["0.layer"].benchmark(budget_s=0)
 
 
 def test_an_entry_without_gradients_or_bytes_says_so(tmp_path: Path) -> None:

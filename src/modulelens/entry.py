@@ -240,7 +240,8 @@ class Entry:
         State, random streams and inputs are put back before each run, outside the timed part.
 
         Args:
-            candidate: As for `check`; a file's candidate is loaded in this process.
+            candidate: As for `check`; a file's candidate is checked in an isolated worker, and
+                loaded in this process when it ends there and its outputs have the right form.
             backward: Time forward and backward, where the output requires grad.
             call: Whose inputs.
             seed: For inputs that are synthesised.
@@ -249,9 +250,17 @@ class Entry:
 
         Returns:
             A `Measurement` (raw times in seconds), or a `Comparison` with a candidate.
-        """
-        from modulelens.speed import measure
 
+        Raises:
+            UsageError: `budget_s` is not above 0.
+            CheckFailed: A file's candidate failed in the worker; nothing was timed.
+        """
+        from modulelens.speed import measure, refuse_broken
+
+        if not budget_s > 0:
+            raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
+        if isinstance(candidate, str):
+            refuse_broken(self.check(candidate, call=call, backward=backward))
         measured = measure(
             self._replay,
             candidate,

@@ -8,13 +8,31 @@ from typing import Any
 import msgspec
 import torch
 
+from modulelens.errors import CheckFailed
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
 from modulelens.measure.candidate import load_candidate
 from modulelens.measure.run import Run
-from modulelens.records import Comparison, Measurement
+from modulelens.records import Check, Comparison, Measurement, Status
 from modulelens.replay import Replay, Replayed
 from modulelens.tree import flatten
 from modulelens.verify import bind, check
+
+_TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
+
+
+def refuse_broken(check: Check) -> None:
+    """Lets wrong values pass, whose speed can be known all the same.
+
+    Raises:
+        CheckFailed: The candidate raised, did not end, or its outputs have another form.
+    """
+    if check.status in _TIMED:
+        return
+    worst = next((leaf for leaf in check.leaves if leaf.status is check.status), None)
+    reason = check.reason or (f"{worst.path}: {worst.message}" if worst else "")
+    raise CheckFailed(
+        f"{check.status.value}: {check.code}: {reason}", hint="it was not timed; see `check`"
+    )
 
 
 def measure(
@@ -28,8 +46,9 @@ def measure(
     device: str,
 ) -> Measurement | Comparison:
     """Times one call of the entry that `replay(device, class_map)` brings to life."""
-    loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
+    # First: the replay makes the entry's package importable, which a candidate may import.
     original = replay(device)
+    loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
     trial = trial_of(ready.run, backward=both)

@@ -43,6 +43,7 @@ def check_task(
     *, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool
 ) -> Any:
     """Checks one candidate of a file."""
-    loaded = load_candidate(candidate)
-    found = _entry(repo, entry, allow).check(loaded, call, backward)
-    return msgspec.to_builtins(msgspec.structs.replace(found, code=candidate))
+    found = _entry(repo, entry, allow)
+    found._replay()  # makes the entry's package importable, which the candidate may import
+    checked = found.check(load_candidate(candidate), call, backward)
+    return msgspec.to_builtins(msgspec.structs.replace(checked, code=candidate))

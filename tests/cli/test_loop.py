@@ -141,6 +141,23 @@ def test_the_original_and_a_candidate_are_measured(project: Path) -> None:
     assert (project / "times.json").stat().st_size > 0
 
 
+def test_a_wrong_candidate_is_measured_and_fails(project: Path) -> None:
+    data = answer(project, "bench", "tower/gate", "wrong.py:Edited", "--budget", "0.1", code=4)
+    assert data["correct"] == "MISMATCH_VALUE"
+    assert data["speedup"]
+    assert lens(project, "bench", "tower/gate", "--budget", "0").code == 2
+
+
+def test_a_candidate_imports_the_captured_package_from_anywhere(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "right.py").write_text(REARRANGED, encoding="utf-8")
+    words = ["tower/gate", "right.py:Edited", "--repo", str(project / "lens")]
+    assert modulelens("check", *words, cwd=tmp_path).code == 0
+    done = modulelens("bench", *words, "--budget", "0.1", cwd=tmp_path)
+    assert done.code == 0, done
+
+
 def test_a_profile_names_operators(project: Path) -> None:
     data = answer(project, "profile", "tower/gate", "--trace-file", "trace.json")
     assert data["flops_forward"] >= 2 * 8 * 16 * 16  # type: ignore[operator]

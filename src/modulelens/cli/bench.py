@@ -53,7 +53,7 @@ def run(
     fail_below: float | None,
     out: str | None,
 ) -> Reply:
-    """Measures, and fails only where the user said which speedup is needed."""
+    """Measures; fails on a wrong candidate, and below the speedup that the user needs."""
     entry = open_entry(ref, repo)
     measured = entry.benchmark(candidate, backward=not no_backward, budget_s=budget)
     if out:
@@ -62,14 +62,23 @@ def run(
     if isinstance(measured, Measurement):
         data = Benchmark(original=_timing(measured), file=out or "")
         return Reply(data, measurement_report(measured), next=next_commands)
-    slow = fail_below is not None and measured.speedup < fail_below
-    failure = CheckFailed(f"speedup {measured.speedup:.3g} is below {fail_below}") if slow else None
     return Reply(
         _benchmark(measured, out or ""),
         comparison_report(measured),
         next=next_commands,
-        failure=failure,
+        failure=_failure(measured, candidate or "", fail_below),
     )
+
+
+def _failure(measured: Comparison, candidate: str, fail_below: float | None) -> CheckFailed | None:
+    if measured.correct.startswith(("MISMATCH", "RUNTIME", "TIMEOUT")):
+        return CheckFailed(
+            f"{measured.correct}: {candidate} does not compute what the original does",
+            hint="modulelens check names the leaf",
+        )
+    if fail_below is not None and measured.speedup < fail_below:
+        return CheckFailed(f"speedup {measured.speedup:.3g} is below {fail_below}")
+    return None
 
 
 def _benchmark(comparison: Comparison, file: str) -> Benchmark:
