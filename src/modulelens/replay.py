@@ -32,6 +32,8 @@ from modulelens.rebuild import (
 from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
 
+_MOST_NOTES = 8
+
 
 @dataclasses.dataclass
 class Replayed:
@@ -133,7 +135,7 @@ class Replay:
         grade = self.metadata.grade
         chosen = grade.strategy if grade else ""
         root = self.payload.node(self.metadata.node)
-        if self.drifted and root.init is not None:
+        if root.cls in self.drifted and root.init is not None:
             # New code may set new attributes: only its constructor makes them.
             return ("init", "structure")
         first: Strategy = (
@@ -219,7 +221,8 @@ class Replay:
         synthesizer = Synthesizer(seed)
         module, tensors, rebuilder = self._session(call, strategy, synthesizer)
         args, kwargs = self._inputs(self.call(call), tensors, rebuilder)
-        return Replayed(module, self.run(module, call, (args, kwargs)), synthesizer.made > 0)
+        run = self.run(module, call, (args, kwargs))
+        return Replayed(module, run, synthesizer.made > 0, tuple(rebuilder.notes[:_MOST_NOTES]))
 
     def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
         """A run of any callable on those inputs, under the call's captured context."""

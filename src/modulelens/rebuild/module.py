@@ -20,6 +20,7 @@ from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
 from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
+from modulelens.rebuild.today import Today
 from modulelens.records import ModuleNode
 from modulelens.tree import Decoder, Importer, display_path
 from modulelens.tree.objects import SKIPPED_ATTRIBUTES
@@ -41,8 +42,8 @@ class Rebuilder:
         importer: Imports the classes.
         tensors: Makes the tensors; shared with the inputs, so that they may alias the module.
         device: Where everything is made.
-        drifted: Class paths whose source changed since the capture: their constructors run with
-            today's code and may add attributes, which stay.
+        drifted: Class paths whose source changed since the capture: today's code constructs
+            them, and `notes` says where its choice differs from what was captured.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Rebuilder:
         self._nodes: dict[int, ModuleNode] = {}
         self._made: dict[int, nn.Module] = {}
         self._root = -1
+        self.notes: list[str] = []
 
     def rebuild(self, digest: str, strategy: Strategy) -> nn.Module:
         """The module whose node has that digest.
@@ -165,6 +167,12 @@ class Rebuilder:
             raise NotRebuildable(
                 f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
             )
+        if self._drifted:
+            self._made[node.number] = module
+            today = Today(self._nodes, self._decoder, self._hook)
+            today.lay_over(module, node)
+            self.notes += today.notes
+            return module
         return self._lay_over(module, node)
 
     def _construct(self, node: ModuleNode) -> nn.Module:
@@ -190,20 +198,14 @@ class Rebuilder:
 
     def _lay_over(self, module: nn.Module, node: ModuleNode) -> nn.Module:
         self._made[node.number] = module
-        drifted = node.cls in self._drifted
         known = frozenset(vars(module))
         for name, child in node.children.items():
             live = module._modules.get(name)
             module._modules[name] = child and self._child(live, self._nodes[child[1]])
-        if not drifted:
-            for name in known - set(node.attributes) - _INTERNAL - SKIPPED_ATTRIBUTES.keys():
-                del vars(module)[name]
-            _replace(module._modules, {name: module._modules[name] for name in node.children})
-        made: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        old = [dict(slots) if drifted else {} for slots in made]
+        for name in known - set(node.attributes) - _INTERNAL - SKIPPED_ATTRIBUTES.keys():
+            del vars(module)[name]
+        _replace(module._modules, {name: module._modules[name] for name in node.children})
         self._fill(module, node, known)
-        for slots, before in zip(made, old, strict=True):
-            slots.update(before | slots)
         return module
 
     def _child(self, live: nn.Module | None, node: ModuleNode) -> nn.Module:

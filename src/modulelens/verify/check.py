@@ -151,6 +151,10 @@ def _drift_warnings(replay: Replay) -> tuple[str, ...]:
         f"source of {path} changed since the capture"
         for path in sorted(replay.drifted - replay.edited)
     ]
+    if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
+        found.append(
+            "its constructor call is not known (ml.track_init): an edit of it is not seen here"
+        )
     if not _same_torch(replay):
         found.append(f"captured with torch {captured}, this is {torch.__version__}")
     return tuple(found)
