@@ -240,8 +240,7 @@ class Entry:
         State, random streams and inputs are put back before each run, outside the timed part.
 
         Args:
-            candidate: As for `check`; a file's candidate is checked in an isolated worker, and
-                loaded in this process when it ends there and its outputs have the right form.
+            candidate: As for `check`; one of a file is checked in a worker, then loaded here.
             backward: Time forward and backward, where the output requires grad.
             call: Whose inputs.
             seed: For inputs that are synthesised.
@@ -255,14 +254,10 @@ class Entry:
             UsageError: `budget_s` is not above 0.
             CheckFailed: A file's candidate failed in the worker; nothing was timed.
         """
-        from modulelens.speed import measure, refuse_broken
+        from modulelens.speed import measure
 
-        if not budget_s > 0:
-            raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
-        if isinstance(candidate, str):
-            refuse_broken(self.check(candidate, call=call, backward=backward))
         measured = measure(
-            self._replay,
+            self,
             candidate,
             call=call,
             seed=seed,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from modulelens.errors import CheckFailed
+from modulelens.errors import CheckFailed, UsageError
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
 from modulelens.measure.candidate import load_candidate
 from modulelens.measure.run import Run
@@ -17,15 +16,14 @@ from modulelens.replay import Replay, Replayed
 from modulelens.tree import flatten
 from modulelens.verify import bind, check
 
+if TYPE_CHECKING:
+    from modulelens.entry import Entry
+
 _TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
 
 
-def refuse_broken(check: Check) -> None:
-    """Lets wrong values pass, whose speed can be known all the same.
-
-    Raises:
-        CheckFailed: The candidate raised, did not end, or its outputs have another form.
-    """
+def _refuse_broken(check: Check) -> None:
+    """Lets wrong values pass, whose speed can be known all the same."""
     if check.status in _TIMED:
         return
     worst = next((leaf for leaf in check.leaves if leaf.status is check.status), None)
@@ -36,7 +34,7 @@ def refuse_broken(check: Check) -> None:
 
 
 def measure(
-    replay: Callable[..., Replay],
+    entry: Entry,
     candidate: Any,
     *,
     call: int,
@@ -45,9 +43,18 @@ def measure(
     budget_s: float,
     device: str,
 ) -> Measurement | Comparison:
-    """Times one call of the entry that `replay(device, class_map)` brings to life."""
+    """Times one call of the entry.
+
+    Raises:
+        UsageError: `budget_s` is not above 0.
+        CheckFailed: A file's candidate raised, did not end, or its outputs have another form.
+    """
+    if not budget_s > 0:
+        raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
+    if isinstance(candidate, str):
+        _refuse_broken(entry.check(candidate, call=call, backward=backward))
     # First: the replay makes the entry's package importable, which a candidate may import.
-    original = replay(device)
+    original = entry._replay(device)
     loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
@@ -56,7 +63,7 @@ def measure(
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return _marked(measured, ready, both)
     if isinstance(loaded, type):
-        edited = replay(device, {original.metadata.cls: loaded})
+        edited = entry._replay(device, {original.metadata.cls: loaded})
         other = edited.ready(call, seed=seed).run
         verdict = check(edited, call=call, backward=both, reference=original)
     else:
