@@ -59,8 +59,8 @@ def _version(layout: Layout, collection: str, suffix: str, name: str) -> int:
     number = _VERSION.fullmatch(suffix)
     if number and int(number[1]) in versions:
         return int(number[1])
-    aliases = {} if number else read_pointers(layout, collection).aliases
-    if aliases.get(suffix) in versions:
+    aliases = read_pointers(layout, collection).aliases
+    if not number and aliases.get(suffix) in versions:
         return aliases[suffix]
     from difflib import get_close_matches
 
