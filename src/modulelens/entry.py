@@ -254,17 +254,12 @@ class Entry:
             UsageError: `budget_s` is not above 0.
             CheckFailed: A file's candidate failed in the worker; nothing was timed.
         """
-        from modulelens.speed import measure
+        from modulelens.speed import measure, refuse_broken
 
-        measured = measure(
-            self,
-            candidate,
-            call=call,
-            seed=seed,
-            backward=backward,
-            budget_s=budget_s,
-            device=device,
-        )
+        if isinstance(candidate, str) and budget_s > 0:
+            refuse_broken(self.check(candidate, call=call, backward=backward))
+        where: dict[str, Any] = {"call": call, "seed": seed, "device": device}
+        measured = measure(self._replay, candidate, backward=backward, budget_s=budget_s, **where)
         if isinstance(measured, Measurement):
             self._note(measurement=measured)
         return measured

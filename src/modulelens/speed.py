@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -16,14 +17,15 @@ from modulelens.replay import Replay, Replayed
 from modulelens.tree import flatten
 from modulelens.verify import bind, check
 
-if TYPE_CHECKING:
-    from modulelens.entry import Entry
-
 _TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
 
 
-def _refuse_broken(check: Check) -> None:
-    """Lets wrong values pass, whose speed can be known all the same."""
+def refuse_broken(check: Check) -> None:
+    """Lets wrong values pass, whose speed can be known all the same.
+
+    Raises:
+        CheckFailed: The candidate raised, did not end, or its outputs have another form.
+    """
     if check.status in _TIMED:
         return
     worst = next((leaf for leaf in check.leaves if leaf.status is check.status), None)
@@ -34,7 +36,7 @@ def _refuse_broken(check: Check) -> None:
 
 
 def measure(
-    entry: Entry,
+    replay: Callable[..., Replay],
     candidate: Any,
     *,
     call: int,
@@ -43,18 +45,15 @@ def measure(
     budget_s: float,
     device: str,
 ) -> Measurement | Comparison:
-    """Times one call of the entry.
+    """Times one call of the entry that `replay(device, class_map)` brings to life.
 
     Raises:
         UsageError: `budget_s` is not above 0.
-        CheckFailed: A file's candidate raised, did not end, or its outputs have another form.
     """
     if not budget_s > 0:
         raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
-    if isinstance(candidate, str):
-        _refuse_broken(entry.check(candidate, call=call, backward=backward))
     # First: the replay makes the entry's package importable, which a candidate may import.
-    original = entry._replay(device)
+    original = replay(device)
     loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
@@ -63,7 +62,7 @@ def measure(
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return _marked(measured, ready, both)
     if isinstance(loaded, type):
-        edited = entry._replay(device, {original.metadata.cls: loaded})
+        edited = replay(device, {original.metadata.cls: loaded})
         other = edited.ready(call, seed=seed).run
         verdict = check(edited, call=call, backward=both, reference=original)
     else:
