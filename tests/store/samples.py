@@ -94,6 +94,7 @@ class Child:
             status = 1
             try:
                 os.close(read)
+                torch.set_num_threads(1)  # torch's other threads are not in the fork
                 send = os.fdopen(write, "w", buffering=1)
                 work(lambda value: print(value, file=send))
                 status = 0
