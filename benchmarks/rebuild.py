@@ -76,7 +76,7 @@ def warm_worker(repo: ml.Repo, rounds: int) -> list[Row]:
     measured = entry.benchmark(backward=False, budget_s=2.0)
     times = []
     with Worker(
-        path=[str(HERE), *sys.path], preload=("torch", "modulelens.entry", "modulelens.verify")
+        path=[str(HERE), *sys.path], preload=("torch", "modulelens.tasks", "modulelens.stored")
     ) as worker:
         for _ in range(rounds + 2):
             start = time.perf_counter()
