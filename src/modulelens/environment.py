@@ -28,7 +28,7 @@ def read_environment() -> Environment:
         python=platform.python_version(),
         torch=_version("torch"),
         platform=platform.platform(),
-        cpu=_cpu(),
+        cpu=cpu_name(),
         devices=_devices(),
         packages=_packages(),
         git_commit=commit,
@@ -43,7 +43,8 @@ def read_environment() -> Environment:
 
 
 @functools.cache
-def _cpu() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from modulelens.measure.run import Run
 from modulelens.records import Check, Comparison, Measurement, Status
 from modulelens.replay import Replay, Replayed
 from modulelens.tree import flatten
-from modulelens.verify import bind, check
+from modulelens.verify import FIXED, bind, check, varied
 
 _TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
 
@@ -57,27 +58,34 @@ def measure(
     loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
-    trial = trial_of(ready.run, backward=both)
     if loaded is None:
+        trial = trial_of(ready.run, backward=both)
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return _marked(measured, ready, both)
+    edited, function = original, loaded
     if isinstance(loaded, type):
-        edited = replay(device, {original.metadata.cls: loaded})
-        other = edited.ready(call, seed=seed).run
-        verdict = check(edited, call=call, backward=both, reference=original)
-    else:
-        other = original.run(
-            bind(loaded, original.module(call)), call, (ready.run.args, ready.run.kwargs)
-        )
-        verdict = check(original, loaded, call=call, backward=both)
+        edited, function = replay(device, {original.metadata.cls: loaded}), None
+    verdict = check(edited, function, call=call, backward=both, reference=original)
+    place = edited.ready(call, seed=seed)
+    other = place.run
+    if function is not None:
+        inputs = ready.run.args, ready.run.kwargs
+        other = original.run(bind(function, place.module), call, inputs)
     if both:
         _has_backward(other, original, call)
-    compared = compare_speed(trial, trial_of(other, backward=both), budget_s=budget_s)
+    values = None if any(FIXED in text for text in verdict.warnings) else random.Random(0)
+    sides = [trial_of(run, backward=both, values=values) for run in (ready.run, other)]
+    compared = compare_speed(*sides, budget_s=budget_s)
+    status = verdict.status
+    if status.passed and not ready.synthesized:
+        # Once more: what it does by now need not be what it did before.
+        later = varied(original, edited, function, call)[0]
+        status = max([status, *(leaf.status for leaf in later)], key=list(Status).index)
     return msgspec.structs.replace(
         compared,
         original=_marked(compared.original, ready, both),
         candidate=_marked(compared.candidate, ready, both),
-        correct=verdict.status.value,
+        correct=status.value,
     )
 
 

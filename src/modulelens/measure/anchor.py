@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from modulelens.measure.run import Run, like
-from modulelens.tree import flatten, is_plain
+from modulelens.tree import distinct, flatten, is_plain
 
 
 def float64_run(run: Run) -> tuple[Run | None, str]:
@@ -39,6 +39,7 @@ def float64_run(run: Run) -> tuple[Run | None, str]:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return tensor.to(torch.complex128, copy=True)
-    return tensor.to(torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
+    wide = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    wide = torch.complex128 if tensor.is_complex() else wide
+    made = distinct(tensor).to(wide, copy=True)
+    return made if made.shape == tensor.shape else made.expand(tensor.shape)

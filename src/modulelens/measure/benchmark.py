@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from modulelens.measure.run import Run
+from modulelens.measure.vary import vary
 from modulelens.records import Comparison, Measurement
+from modulelens.tree import flatten
 
 Trial = Callable[[], Callable[[], object]]
 _cuda: Any = torch.cuda
@@ -37,14 +39,27 @@ class RunTrial:
     """A run as a trial. The run's scope is entered and left outside the timed part.
 
     `part` is "forward", "backward" (the forward then belongs to the preparation), or "both".
+    With `values`, each run's floating-point inputs are up to 2 % smaller than what was captured:
+    a result that was kept from another run is no answer then.
     """
 
     run: Run
     part: str
+    values: random.Random | None = None
 
     def __call__(self) -> Callable[[], object]:
         """Starts the run over, and returns what is to be timed."""
         self.run.fresh()
+        if self.values is not None:
+            share = 1 - self.values.random() / 50
+            flat = flatten(self.run.inputs)
+            named = dict(zip(flat.paths, flat.tensors, strict=True))
+            vary(
+                named,
+                lambda values, _: (
+                    values.to(torch.promote_types(values.dtype, torch.float32)) * share
+                ),
+            )
         if self.part == "forward":
             return self.run.forward
         if self.part == "both":
@@ -58,9 +73,9 @@ class RunTrial:
         return output
 
 
-def trial_of(run: Run, *, backward: bool = False) -> RunTrial:
+def trial_of(run: Run, *, backward: bool = False, values: random.Random | None = None) -> RunTrial:
     """Forward, or forward and backward, of a run."""
-    return RunTrial(run, "both" if backward else "forward")
+    return RunTrial(run, "both" if backward else "forward", values)
 
 
 def benchmark(

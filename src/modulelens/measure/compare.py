@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from modulelens.measure.tolerance import check_tensor, powerless
@@ -38,12 +39,16 @@ def compare(
         anchor: What the original gives in float64 on the same rounded inputs; None: unknown.
         same_code: The same code on the same device: tensors and numbers must be bit-equal.
             Otherwise the anchored rule of `tolerance`; without a usable anchor, 64 epsilon of
-            the row maximum (4 for 16 bits and fewer). Integers, bools and strings stay exact.
+            the row maximum (4 for 16 bits and fewer). Integers, bools and strings stay exact, and
+            sparse tensors are coalesced first.
 
     Returns:
         One leaf per tensor and per plain value that differs; at least one.
     """
     left, right = flatten(expected), flatten(actual)
+    if not same_code:
+        _coalesce(left)
+        _coalesce(right)
     anchors = _anchor_tensors(left, anchor)
     found = dict.fromkeys(_walk(left.structure, right.structure, path, same_code))
     leaves = [
@@ -90,12 +95,12 @@ def verdict(
 
 
 def doubts(
-    expected: Any, leaves: Sequence[LeafCheck], *, path: str = "output", anchor: Any = None
+    expected: Any, leaves: Sequence[LeafCheck], *, anchor: Any = None, inputs: Any = None
 ) -> list[str]:
     """What weakens a verdict over another implementation.
 
     A leaf that was judged without the anchored rule, and reference outputs that a candidate which
-    computes nothing would match as well.
+    computes nothing would match as well: a constant one, or one that passes on an input.
     """
     found = [
         f"{leaf.path} was judged by a fixed tolerance: there is no float64 reference for it"
@@ -105,9 +110,9 @@ def doubts(
     flat = flatten(expected)
     anchors = _anchor_tensors(flat, anchor)
     for i, tensor in enumerate(flat.tensors):
-        why = powerless(tensor, anchors.get(i))
+        why = powerless(tensor, anchors.get(i), flatten(inputs).tensors)
         if why:
-            found.append(f"comparing {path}{flat.paths[i]} proves little: {why}")
+            found.append(f"comparing output{flat.paths[i]} proves little: {why}")
     return found
 
 
@@ -125,8 +130,11 @@ def _walk(
     elif type(expected) is type(actual) is list and len(parts) != len(others):
         yield _wrong(path, Status.MISMATCH_STRUCTURE, f"{len(parts)} items", f"{len(others)}")
     elif not isinstance(expected, dict | list) and not isinstance(actual, dict | list):
-        if not _equal(expected, actual, same_code):
-            yield _wrong(path, Status.MISMATCH_VALUE, f"{expected!r:.80}", f"{actual!r:.80}")
+        if type(expected) is not type(actual) or expected != actual:
+            close = type(expected) is type(actual) is float and not same_code
+            close = close and math.isclose(expected, actual, rel_tol=_FLOAT_TOLERANCE)
+            status = Status.CLOSE if close else Status.MISMATCH_VALUE
+            yield _wrong(path, status, f"{expected!r:.80}", f"{actual!r:.80}")
     elif type(expected) is not type(actual) or parts.keys() != others.keys():
         yield _wrong(path, Status.MISMATCH_STRUCTURE, _name(expected), _name(actual))
     else:
@@ -142,14 +150,24 @@ def _parts(node: Any) -> dict[Any, Any]:
     return {key: _values_of(part) if key in SPECIAL_KINDS else part for key, part in node.items()}
 
 
-def _equal(expected: Any, actual: Any, same_code: bool) -> bool:
-    if type(expected) is float and type(actual) is float and not same_code:
-        return math.isclose(expected, actual, rel_tol=_FLOAT_TOLERANCE)
-    return type(expected) is type(actual) and bool(expected == actual)
-
-
 def _wrong(path: str, status: Status, expected: str, actual: str) -> LeafCheck:
     return LeafCheck(path=path, status=status, message=f"expected {expected}, got {actual}")
+
+
+def _coalesce(flat: Flat) -> None:
+    """Puts sparse tensors into their one canonical form: sorted, each index once."""
+    pending: list[Any] = [flat.structure]
+    while pending:
+        node = pending.pop()
+        body = node.get("$sparse") if isinstance(node, dict) else None
+        if body is not None and not body["is_coalesced"]:
+            parts = [_tensor_number(body[name]) for name in ("indices", "values")]
+            indices, values = (flat.tensors[number or 0] for number in parts)
+            made = torch.sparse_coo_tensor(indices, values, body["size"]["$size"]).coalesce()
+            for number, part in zip(parts, (made.indices(), made.values()), strict=True):
+                flat.tensors[number or 0] = part
+            body["is_coalesced"] = True
+        pending += node.values() if isinstance(node, dict) else node if type(node) is list else ()
 
 
 def _anchor_tensors(flat: Flat, anchor: Any) -> dict[int, Tensor]:

@@ -123,8 +123,7 @@ class Rebuilder:
         _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
         _replace(module._buffers, {k: decoder.decode(v) for k, v in node.buffers.items()})
         module._non_persistent_buffers_set = set(node.non_persistent)
-        for name, value in node.attributes.items():
-            made = decoder.decode(value)
+        for name, made in decoder.named(node.attributes).items():
             if not (name in node.opaque and name in known):
                 inside[name] = made
         inside["training"] = node.training

@@ -47,8 +47,8 @@ class Today:
         ):
             made = {name: decoder.decode(value) for name, value in captured.items()}
             self._tensors(live, made, path)
-        for name, value in node.attributes.items():
-            self._attribute(vars(module), f"{path}{name}", name, (value, decoder.decode(value)))
+        for name, made in decoder.named(node.attributes).items():
+            self._attribute(vars(module), f"{path}{name}", name, (node.attributes[name], made))
         vars(module)["training"] = node.training
         self._hook(module, node)
         for name, child in node.children.items():

@@ -4,7 +4,7 @@ from modulelens.tree.decode import Decoder, Opaque
 from modulelens.tree.encode import Encoder
 from modulelens.tree.flat import Flat, flatten, tensors_of
 from modulelens.tree.names import ALLOWED_PACKAGES, Importer, display_path, path_of
-from modulelens.tree.tensors import as_non_leaf, dtype_name, dtype_of, is_plain, spec_of
+from modulelens.tree.tensors import as_non_leaf, distinct, dtype_name, dtype_of, is_plain, spec_of
 
 __all__ = [
     "ALLOWED_PACKAGES",
@@ -15,6 +15,7 @@ __all__ = [
     "Opaque",
     "as_non_leaf",
     "display_path",
+    "distinct",
     "dtype_name",
     "dtype_of",
     "flatten",

@@ -90,6 +90,22 @@ class Decoder:
         finally:
             self._depth -= 1
 
+    def named(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of attributes or keyword arguments, by name.
+
+        A device that is given as text moves as `$device` does, where its name says what it is.
+        """
+        return {
+            name: self._moved(item) if type(item) is str and "device" in name else self.decode(item)
+            for name, item in values.items()
+        }
+
+    def _moved(self, text: str) -> str:
+        try:
+            return str(self._place(text))
+        except RuntimeError:  # some other word, such as "auto"
+            return text
+
     def _container(self, node: list[Any] | dict[str, Any]) -> Any:
         if isinstance(node, list):
             made: list[Any] = self._keep([])
@@ -98,7 +114,7 @@ class Decoder:
         key = next(iter(node), None)
         if key is None or not key.startswith("$"):
             plain: dict[str, Any] = self._keep({})
-            plain.update((name, self.decode(item)) for name, item in node.items())
+            plain.update(self.named(node))
             return plain
         try:
             return self._special(key, node)
@@ -179,9 +195,9 @@ class Decoder:
                     (list.append if base is list else set.add)(made, self.decode(item))
         if "vars" in body:
             values = object.__getattribute__(made, "__dict__")
-            values.update((name, self.decode(item)) for name, item in body["vars"].items())
-        for name, item in body.get("slots", {}).items():
-            object.__setattr__(made, name, self.decode(item))
+            values.update(self.named(body["vars"]))
+        for name, item in self.named(body.get("slots", {})).items():
+            object.__setattr__(made, name, item)
         return made
 
     def _content(self, body: dict[str, Any]) -> Any:

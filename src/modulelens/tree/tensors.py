@@ -69,6 +69,14 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+def distinct(tensor: Tensor) -> Tensor:
+    """The tensor with every expanded dimension cut to 1: as a mask of gigabytes lies in memory."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def encode_special(tensor: Tensor, encode: Code) -> Any:
     """A tensor that is not plain, as JSON over plain ones.
 

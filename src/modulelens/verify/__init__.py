@@ -3,5 +3,6 @@
 from modulelens.verify.check import check
 from modulelens.verify.grade import grade, grade_init, grade_structure
 from modulelens.verify.trial import bind
+from modulelens.verify.varied import FIXED, varied
 
-__all__ = ["bind", "check", "grade", "grade_init", "grade_structure"]
+__all__ = ["FIXED", "bind", "check", "grade", "grade_init", "grade_structure", "varied"]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from modulelens.capture.source import source_of
+from modulelens.environment import cpu_name
 from modulelens.errors import ModuleLensError, NotRebuildable, RepoError
-from modulelens.measure.anchor import float64_run
 from modulelens.measure.compare import compare, doubts, verdict
 from modulelens.measure.run import Run
-from modulelens.records import Check, LeafCheck, Status
+from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
 from modulelens.verify.trial import Trial, attempt, bind, gradient_leaves, lost_history
+from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
 
@@ -44,11 +47,14 @@ def check(
     # Last to first: the order in which backward adds the calls' gradients up.
     checks = [judge.call(number) for number in reversed(calls)]
     worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
+    more: tuple[list[LeafCheck], list[str]] = ([], [])
     if backward and judge.by_capture(whole=call is None) and worst.leaves:
-        leaves, notes = judge.captured_gradients()
-        warnings = (*worst.warnings, *notes)
-        return verdict((*worst.leaves, *leaves), code=name, call=worst.call, warnings=warnings)
-    return worst
+        more = judge.captured_gradients()
+    elif worst.status.passed:
+        more = judge.on_other_values(worst.call)
+    warnings = (*worst.warnings, *more[1])
+    leaves = (*worst.leaves, *more[0])
+    return verdict(leaves, code=name, call=worst.call, warnings=warnings) if any(more) else worst
 
 
 _ORDER = list(Status)
@@ -66,8 +72,8 @@ class _Judge:
         self._name = name
         self._backward = backward
         self._gradients = Gradients(replay)
-        known = replay.device == "cpu" and _same_torch(replay)
-        self._same = candidate is None and not replay.drifted and known
+        self._elsewhere = _elsewhere(replay)
+        self._same = candidate is None and not replay.drifted and not self._elsewhere
 
     def by_capture(self, *, whole: bool) -> bool:
         """Whether gradients are compared with those of the step: the module's own, all calls."""
@@ -104,15 +110,16 @@ class _Judge:
     ) -> Check:
         leaves, anchor = compare(expected, trial.output, same_code=True), None
         if not self._same and verdict(leaves).status is not Status.EXACT:  # else no anchor needed
-            anchor = _anchor(self._original, self._candidate, number)
+            anchor = self._anchor(number)
             leaves = compare(expected, trial.output, anchor=anchor, same_code=False)
         fits = verdict(leaves).status not in _OTHER_KIND
         leaves += trial.effects
         if self._backward and fits:
             leaves += self._backwards(number, run, trial)
-        warnings = (*_drift_warnings(self._replay), *warnings)
+        warnings = (*self._elsewhere, *_drift_warnings(self._replay), *warnings)
         if not self._same:
-            warnings = (*warnings, *doubts(expected, leaves, anchor=anchor))
+            inputs = run.args, run.kwargs
+            warnings = (*warnings, *doubts(expected, leaves, anchor=anchor, inputs=inputs))
         return verdict(leaves, code=self._name, call=number, warnings=warnings)
 
     def _backwards(self, number: int, run: Run, trial: Trial) -> list[LeafCheck]:
@@ -125,6 +132,27 @@ class _Judge:
             return leaves
         return leaves + gradient_leaves(self._original, run, number, self._same)
 
+    def on_other_values(self, number: int) -> tuple[list[LeafCheck], list[str]]:
+        """A candidate's leaves that differ on values that were not captured, and what to say."""
+        original, candidate = self._original, self._candidate
+        if original.drifted or (candidate is None and not self._replay.edited):
+            return [], []
+        leaves, why = varied(original, self._replay, candidate, number)
+        return leaves, [why] if why else []
+
+    def _anchor(self, number: int) -> Any:
+        """What the original gives in float64 on the same inputs; None where that is not possible.
+
+        Without a candidate, the code that drifted is what is judged: the original's is gone.
+        """
+        original = self._original
+        if original.edited or (self._candidate is None and original.drifted):
+            return None
+        try:
+            return anchored(original.ready(number).run, original, number)
+        except ModuleLensError:
+            return None
+
     def captured_gradients(self) -> tuple[list[LeafCheck], list[str]]:
         """The module's parameter gradients, summed over its calls, against those of the step."""
         leaves, why = self._gradients.leaves(same_code=self._same)
@@ -136,39 +164,42 @@ class _Judge:
         return leaves, warnings
 
     def _verdict(self, number: int, status: Status, reason: str) -> Check:
-        warnings = _drift_warnings(self._replay)
+        warnings = (*self._elsewhere, *_drift_warnings(self._replay))
         return Check(status=status, reason=reason, call=number, code=self._name, warnings=warnings)
 
 
-def _same_torch(replay: Replay) -> bool:
-    captured = replay.metadata.environment.torch
-    return captured in ("", torch.__version__)
+def _elsewhere(replay: Replay) -> list[str]:
+    """In what this run differs from the capture, so that the same code may round otherwise."""
+    captured = replay.metadata.environment
+    parts = [[call.args, call.kwargs, call.output] for call in replay.metadata.calls]
+    devices = {ref.spec.device.partition(":")[0] for ref in tensor_refs(parts)} - {"cpu", "meta"}
+    here = torch.device(replay.device).type
+    places = [
+        ("with torch", captured.torch, torch.__version__),
+        ("on", min(devices, default="cpu"), here),
+        ("on", captured.cpu if here == "cpu" and not devices else "", cpu_name()),
+    ]
+    return [
+        f"captured {how} {then}, this is {now}"
+        for how, then, now in places
+        if then not in ("", now)
+    ]
 
 
 def _drift_warnings(replay: Replay) -> tuple[str, ...]:
-    captured = replay.metadata.environment.torch
-    found = [
-        f"source of {path} changed since the capture"
-        for path in sorted(replay.drifted - replay.edited)
-    ]
+    found = [_changed(replay, path) for path in sorted(replay.drifted - replay.edited)]
     if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
         found.append(
             "its constructor call is not known (ml.track_init): an edit of it is not seen here"
         )
-    if not _same_torch(replay):
-        found.append(f"captured with torch {captured}, this is {torch.__version__}")
     return tuple(found)
 
 
-def _anchor(original: Replay, candidate: Any, call: int) -> Any:
-    """What the original gives in float64 on the same inputs; None where that is not possible."""
-    if original.edited or (candidate is None and original.drifted):
-        return None  # the original's code is gone
-    try:
-        twin, _ = float64_run(original.ready(call).run)
-    except ModuleLensError:
-        return None
-    if twin is None:
-        return None
-    trial = attempt(twin, original, call, backward=False)
-    return None if trial.failure else trial.output
+def _changed(replay: Replay, path: str) -> str:
+    """What is said of a class with other source, and of another one that stands in its way."""
+    root = replay.metadata.roots.get(path.partition(".")[0].partition(":")[0], "")
+    file = source_of(replay.importer.get(path)).file
+    text = f"source of {path} changed since the capture"
+    if not root or Path(file).is_relative_to(root):
+        return text
+    return f"{text}: it came from {root}, this is {file}; PYTHONPATH decides which one is found"

@@ -1,0 +1,87 @@
+"""Original and candidate on values that no capture holds: who repeats what it saw is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from modulelens.measure.anchor import float64_run
+from modulelens.measure.compare import compare, verdict
+from modulelens.measure.run import Run
+from modulelens.measure.vary import scaled, shifted, vary
+from modulelens.records import LeafCheck, Status
+from modulelens.replay import Replay, Replayed
+from modulelens.tree import flatten
+from modulelens.verify.trial import WithModule, attempt, bind
+
+Function = Callable[..., Any]
+_PATH = "varied.output"
+FIXED = "only the captured values were compared: on others the original fails"
+
+
+def varied(
+    original: Replay, other: Replay, candidate: Function | None, call: int
+) -> tuple[list[LeafCheck], str]:
+    """Compares both on a call's inputs with other values, and with other weights.
+
+    A candidate that is no class and takes no `module` computes with weights of its own; those
+    stay, and so do the original's.
+
+    Args:
+        original: The entry with the code that was captured.
+        other: The entry with the candidate's class in the captured one's place, or the same.
+        candidate: A module or function; None: what `other` rebuilds.
+        call: Whose inputs.
+
+    Returns:
+        The leaves that differ, and what weakens that there are none.
+    """
+    ready, place = original.ready(call), other.ready(call)
+    function = place.module if candidate is None else bind(candidate, place.module)
+    shared = candidate is None or isinstance(getattr(function, "__self__", None), WithModule)
+    weights = dict(ready.module.named_parameters()) if shared else {}
+    theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
+    reference = _run(original, ready, ready.module, call, weights)
+    # The candidate first: in freed memory it finds no result of the original.
+    trial = attempt(_run(other, place, function, call, theirs), other, call, backward=False)
+    wanted = attempt(reference, original, call, backward=False)
+    captured = original.value(original.call(call).output)
+    if wanted.failure or _infinite(wanted.output) > _infinite(captured):
+        return [], f"{FIXED}: {wanted.failure or 'its output is not finite'}"
+    if trial.failure:
+        failed = LeafCheck(path=_PATH, status=Status.RUNTIME_ERROR, message=trial.failure)
+        return [failed], ""
+    anchor = anchored(reference, original, call)
+    leaves = compare(wanted.output, trial.output, path=_PATH, anchor=anchor, same_code=False)
+    same = verdict(compare(captured, wanted.output)).status is Status.EXACT
+    weak = "the original gives the same for other values" if same else ""
+    return [leaf for leaf in leaves if not leaf.status.passed], weak
+
+
+def anchored(run: Run, replay: Replay, call: int) -> Any:
+    """What the run gives in float64; None where that is not possible."""
+    twin, _ = float64_run(run)
+    if twin is None:
+        return None
+    trial = attempt(twin, replay, call, backward=False)
+    return None if trial.failure else trial.output
+
+
+def _run(
+    replay: Replay, ready: Replayed, function: Function, call: int, weights: Mapping[str, Tensor]
+) -> Run:
+    inputs = ready.run.args, ready.run.kwargs
+    flat = flatten(inputs)
+    vary(dict(zip(flat.paths, flat.tensors, strict=True)), scaled)
+    vary(weights, shifted)
+    return replay.run(function, call, inputs)
+
+
+def _alike(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and other.shape == tensor.shape
+
+
+def _infinite(value: Any) -> int:
+    return sum(int((~t.isfinite()).sum()) for t in flatten(value).tensors if not t.is_meta)
