@@ -143,7 +143,7 @@ def disk(training: Training) -> list[Row]:
     training.step()
     extra = -peak_bytes(training.step) + peak_bytes(lambda: training.traced(ml.Keep()))
     trace = training.traced(ml.Keep())
-    unique = sum(s.high - s.low for s in trace.snapshots.taken if s.high)
+    unique = sum(high - low for low, high in (s.extent for s in trace.snapshots.taken))
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         entries = ml.Repo(Path(folder) / "repo").add(trace, verify=False)

@@ -23,6 +23,7 @@ _C: Any = torch._C
 _cuda: Any = torch.cuda
 _MIXED = "mixed"
 _TWISTER_BYTES = 4 * (624 + 1)
+_PULSE_BYTES = 64
 _PYTHON: Any = random._inst
 _SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
 _FP32 = tuple((f"{b}.{op}", b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
@@ -91,7 +92,8 @@ class RngState:
 class RngWatch:
     """Reads the random streams cheaply, again and again.
 
-    `read` compares the generators' memory with what it was; only a stream that moved is taken.
+    `read` compares the part of each generator's memory that every draw and every seed changes:
+    its position and the words beside it. Only a stream that moved is taken.
     """
 
     def __init__(self) -> None:
@@ -102,16 +104,16 @@ class RngWatch:
         """The streams now; the same object as before while nothing was drawn."""
         state = torch.default_generator.get_state()
         seen = (
-            _read(state.data_ptr(), state.numel()),
-            (_memory_of(_PYTHON), _PYTHON.gauss_next),
-            _numpy_memory(),
+            _ends(state),
+            (_PYTHON_PULSE.raw, _PYTHON.gauss_next),
+            _numpy_pulse(),
             _device_states(),
         )
         if seen != self._seen:
             old, last = self._seen, self._state
             with torch.inference_mode(False):
                 self._state = RngState(
-                    torch=last.torch if seen[0] == old[0] else _bytes_tensor(seen[0]),
+                    torch=last.torch if seen[0] == old[0] else state.clone(),
                     python=last.python if seen[1] == old[1] else _take_python(),
                     numpy=last.numpy if seen[2] == old[2] else _take_numpy(),
                     devices=tuple(map(_bytes_tensor, seen[3])),
@@ -293,20 +295,33 @@ def _device_states() -> tuple[bytes, ...]:
     return tuple(state.numpy().tobytes() for state in states)
 
 
-def _read(address: int, size: int) -> bytes:
-    return (ctypes.c_char * size).from_address(address).raw
+def _memory(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
 
 
-def _memory_of(stream: object) -> bytes:
-    """An object's own memory behind its head: it moves when the state that lies in it does."""
-    head = object.__basicsize__
-    return _read(id(stream) + head, type(stream).__basicsize__ - head)
+def _ends(state: Tensor) -> tuple[bytes, bytes]:
+    """A state of torch's generator: seed, position and first words; its cached normals."""
+    start, end = state.data_ptr(), state.data_ptr() + state.numel()
+    return _memory(start, _PULSE_BYTES).raw, _memory(end - _PULSE_BYTES, _PULSE_BYTES).raw
 
 
-def _numpy_memory() -> tuple[bytes, bytes] | None:
-    """The global stream of numpy, where the next Gaussian lies, and its Mersenne Twister."""
+#: Position and first words, which lie behind the head of the stream's object.
+_PYTHON_PULSE = _memory(id(_PYTHON) + object.__basicsize__, _PULSE_BYTES)
+
+
+def _numpy_pulse() -> tuple[bytes, ...]:
+    """Where the global stream's next Gaussian lies, and its last words and position."""
     stream = np.random.mtrand._rand
-    generator = stream._bit_generator
+    return tuple(view.raw for view in _numpy_memory(stream, stream._bit_generator))
+
+
+@functools.lru_cache(maxsize=1)
+def _numpy_memory(stream: Any, generator: Any) -> tuple[Any, ...]:
     if type(generator) is not np.random.MT19937:
-        return None
-    return _memory_of(stream), _read(generator.ctypes.state_address, _TWISTER_BYTES)
+        return ()
+    head = object.__basicsize__
+    end = generator.ctypes.state_address + _TWISTER_BYTES
+    return (
+        _memory(id(stream) + head, type(stream).__basicsize__ - head),
+        _memory(end - _PULSE_BYTES, _PULSE_BYTES),
+    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,17 @@ def model_and_optimizer(lr: float = 1.0) -> tuple[nn.Module, torch.optim.Optimiz
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    """Threads take turns every few instructions, so that a race is met."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def weight(entry: ml.Entry, call: int = 0) -> Tensor:
@@ -252,7 +266,7 @@ def test_a_model_called_by_several_threads(tmp_path: Path) -> None:
             for _ in range(5):
                 outputs[i] = model.layer(batches[i])
 
-    with ml.trace(model, keep=ml.Keep(max_calls=100)) as trace:
+    with ml.trace(model, keep=ml.Keep(max_calls=100)) as trace, switching_often():
         with torch.no_grad():
             model(rows())
         threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

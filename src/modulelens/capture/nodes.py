@@ -24,6 +24,7 @@ from modulelens.capture.select import eager
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.unchanged import Unchanged
 from modulelens.tree import Encoder, display_path, path_of
+from modulelens.tree.encode import Known
 from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -71,6 +72,7 @@ class Nodes:
         self.versions: list[list[tuple[int, OwnState]]] = []
         self.epoch = 0
         self._noting: set[int] = set()
+        self._known: dict[int, Known] | None = None
         self._unchanged: dict[int, Unchanged] = {}
         for fqn, module in root.named_modules():
             if eager(module) is module:  # a compiled child is the module inside
@@ -98,14 +100,19 @@ class Nodes:
     def note(self, numbers: Iterable[int]) -> int:
         """Notes the present state of these modules where it changed; returns the moment."""
         changed = []
-        for number in numbers:
-            versions = self.versions[number]
-            watch = self._unchanged.get(number)
-            if watch is not None and watch.still():
-                continue
-            state = self._state(number)
-            if not versions or versions[-1][1] != state:
-                changed.append((versions, state))
+        known = self._known
+        self._known = {} if known is None else known
+        try:
+            for number in numbers:
+                versions = self.versions[number]
+                watch = self._unchanged.get(number)
+                if watch is not None and watch.still():
+                    continue
+                state = self._state(number)
+                if not versions or versions[-1][1] != state:
+                    changed.append((versions, state))
+        finally:
+            self._known = known  # None: the user's code goes on, and may change what was known
         self.epoch += bool(changed)
         for versions, state in changed:
             versions.append((self.epoch, state))
@@ -139,7 +146,7 @@ class Nodes:
 
     def _own(self, module: nn.Module) -> OwnState:
         inside = vars(module)
-        encoder = Encoder(self._ref, module=self.refer)
+        encoder = Encoder(self._ref, self.refer, self._known)
         parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
         buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
         attributes: dict[str, Any] = {}

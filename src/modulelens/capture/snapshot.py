@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from modulelens.records import TensorRef
-from modulelens.tree import spec_of
+from modulelens.tree import dtype_of, spec_of
 
 _C: Any = torch._C
 _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
@@ -24,13 +24,13 @@ _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
 _LARGE_BYTES = 64 << 20
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Snapshot:
     """One storage as it was. `data` is on the CPU once `settle` ran.
 
-    `low` and `high` bound the bytes that some tensor showed; `start` is where `data` begins in
-    the original storage (0 unless only a part was copied). `version` is torch's write counter,
-    which is what tells a write where bytes can't be compared: on an accelerator.
+    `shown` are the references of tensors that lie in it; `start` is where `data` begins in the
+    original storage (0 unless only a part was copied). `version` is torch's write counter, which
+    is what tells a write where bytes can't be compared: on an accelerator.
     """
 
     number: int
@@ -42,15 +42,35 @@ class Snapshot:
     version: int = -1
     retired: bool = False
     start: int = 0
-    low: int = 1 << 62
-    high: int = 0
     pending: Any = None
+    shown: list[TensorRef] = dataclasses.field(default_factory=list)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The bytes that some tensor showed: from, to. (0, 0): none."""
+        bounds = [
+            _bounds(ref.offset, ref.spec.shape, ref.spec.stride, dtype_of(ref.spec.dtype).itemsize)
+            for ref in self.shown
+            if ref.spec.numel
+        ]
+        if not bounds:
+            return 0, 0
+        lows, highs = zip(*bounds, strict=True)
+        return min(lows), max(highs)
 
     def settle(self) -> None:
         """Waits for the copy from an accelerator, if there was one."""
         if self.pending is not None:
             self.pending.synchronize()
             self.pending = None
+
+
+class _Met(NamedTuple):
+    """A live tensor and its last reference."""
+
+    tensor: weakref.ref[Tensor]
+    ref: TensorRef
+    snapshot: Snapshot
 
 
 class Snapshots:
@@ -64,7 +84,7 @@ class Snapshots:
         self.copied = 0
         self._latest: dict[int, tuple[weakref.ref[Any], Snapshot]] = {}
         self._by_place: dict[tuple[int, int], Snapshot] = {}
-        self._objects: dict[int, tuple[weakref.ref[Tensor], int, TensorRef | None]] = {}
+        self._met: dict[int, _Met] = {}
         self._object_count = 0
         self._group_count = 0
         self._never_shared: dict[int, torch.UntypedStorage] = {}
@@ -74,17 +94,28 @@ class Snapshots:
         """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
         if tensor.is_meta:  # it has no bytes, and is made anew without any
             return TensorRef(spec=spec_of(tensor), group=-1, leaf=tensor.is_leaf)
-        known = self._objects.get(id(tensor))
-        number, last = (
-            (known[1], known[2]) if known is not None and known[0]() is tensor else (-1, None)
-        )
-        if last is not None and self._unchanged(tensor, last):
-            return last
-        if number < 0:
+        met = self._met.get(id(tensor))
+        if met is not None and met.tensor() is tensor:
+            if self._current(tensor, met):
+                return met.ref
+            number = met.ref.object
+        else:
             number = self._object_count
             self._object_count += 1
-        ref = self._new_ref(tensor, number)
-        self._objects[id(tensor)] = (weakref.ref(tensor), number, ref)
+        snapshot = self._snapshot(tensor)
+        ref = TensorRef(
+            spec=spec_of(tensor),
+            group=snapshot.group,
+            object=number,
+            offset=int(tensor.storage_offset()),
+            nbytes=snapshot.nbytes,
+            key=f"s{snapshot.number}",
+            leaf=tensor.is_leaf,
+            conj=tensor.is_conj(),
+            neg=tensor.is_neg(),
+        )
+        snapshot.shown.append(ref)
+        self._met[id(tensor)] = _Met(weakref.ref(tensor), ref, snapshot)
         return ref
 
     def changed(self, tensor: Tensor, ref: TensorRef) -> bool:
@@ -97,10 +128,8 @@ class Snapshots:
 
     def touched(self, tensor: Tensor) -> bool:
         """Whether the tensor was changed since its last reference, or never had one."""
-        known = self._objects.get(id(tensor))
-        if known is None or known[2] is None or known[0]() is not tensor:
-            return True
-        return not self._unchanged(tensor, known[2])
+        met = self._met.get(id(tensor))
+        return met is None or met.tensor() is not tensor or not self._current(tensor, met)
 
     def never_share(self, tensor: Tensor) -> None:
         """From now on copies this tensor's storage instead of sharing its pages.
@@ -122,38 +151,18 @@ class Snapshots:
         """Drops all that refers to live tensors. Snapshots taken so far stay valid."""
         self._latest.clear()
         self._by_place.clear()
-        self._objects.clear()
+        self._met.clear()
         self._never_shared.clear()
 
-    def _unchanged(self, tensor: Tensor, ref: TensorRef) -> bool:
-        if ref.key is None or not _fits(tensor, ref):
-            return False
-        if self.taken[int(ref.key[1:])].retired:
+    def _current(self, tensor: Tensor, met: _Met) -> bool:
+        snapshot = met.snapshot
+        if snapshot.retired or not _fits(tensor, met.ref):
             return False
         # A kernel may have taken shared pages for itself and written nothing: sharing them anew
         # is cheap, comparing them each time is not.
-        snapshot = self.taken[int(ref.key[1:])]
         if snapshot.shared:
             return _base(tensor) == snapshot.base
         return self._same_bytes(tensor, snapshot)
-
-    def _new_ref(self, tensor: Tensor, number: int) -> TensorRef:
-        snapshot = self._snapshot(tensor)
-        offset = int(tensor.storage_offset())
-        if tensor.numel():
-            low, high = _extent(tensor)
-            snapshot.low, snapshot.high = min(snapshot.low, low), max(snapshot.high, high)
-        return TensorRef(
-            spec=spec_of(tensor),
-            group=snapshot.group,
-            object=number,
-            offset=offset,
-            nbytes=snapshot.nbytes,
-            key=f"s{snapshot.number}",
-            leaf=tensor.is_leaf,
-            conj=tensor.is_conj(),
-            neg=tensor.is_neg(),
-        )
 
     def _snapshot(self, tensor: Tensor) -> Snapshot:
         address = _C._storage_address(tensor)
@@ -181,12 +190,12 @@ class Snapshots:
     ) -> Snapshot:
         start, shared, pending = 0, False, None
         data: torch.UntypedStorage
-        if storage.device.type != "cpu":
+        if not tensor.is_cpu:
             data, pending = self._from_device(storage)
         elif storage.nbytes() == 0:
             data, shared = torch.UntypedStorage(0), True
         else:
-            lazily = None if _C._storage_address(tensor) in self._never_shared else _share(storage)
+            lazily = None if _C._storage_address(tensor) in self._never_shared else _share(tensor)
             shared = lazily is not None
             data, start = (lazily, 0) if lazily is not None else _copy(tensor, storage)
             self.copied += not shared
@@ -229,7 +238,7 @@ class Snapshots:
         if tensor.device.type != "cpu":
             same_place = _base(tensor) == snapshot.base
             return same_place and snapshot.version == _version(tensor) >= 0
-        low, high = _extent(tensor) if tensor.numel() else (0, 0)
+        low, high = _extent(tensor)
         if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
             return False
         live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]
@@ -238,9 +247,11 @@ class Snapshots:
 
 
 def _fits(tensor: Tensor, ref: TensorRef) -> bool:
+    spec = ref.spec
     return (
-        ref.spec.requires_grad == tensor.requires_grad
-        and ref.spec.shape == tensor.shape
+        spec.shape == tensor.shape
+        and spec.requires_grad == tensor.requires_grad
+        and spec.stride == tensor.stride()
         and ref.leaf == tensor.is_leaf
     )
 
@@ -255,15 +266,24 @@ def _base(tensor: Tensor) -> int:
     return address
 
 
+def _bounds(offset: int, shape: Any, stride: Any, itemsize: int) -> tuple[int, int]:
+    last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    return offset * itemsize, (last + 1) * itemsize
+
+
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    first = int(tensor.storage_offset())
-    last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return first * tensor.itemsize, (last + 1) * tensor.itemsize
+    if not tensor.numel():
+        return 0, 0
+    offset = int(tensor.storage_offset())
+    return _bounds(offset, tensor.shape, tensor.stride(), tensor.itemsize)
 
 
-def _share(storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-    live = torch.empty(0, dtype=torch.uint8).set_(storage)
+def _share(tensor: Tensor) -> torch.UntypedStorage | None:
+    live = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():  # cloned, they would be computed
+        live = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     try:
+        # The clone has all of the storage, whatever part of it the tensor shows.
         return _lazy_clone(live).untyped_storage()  # type: ignore[no-any-return]
     except (
         TypeError,
@@ -273,7 +293,7 @@ def _share(storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
 
 
 def _copy(tensor: Tensor, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, int]:
-    low, high = _extent(tensor) if tensor.numel() else (0, 0)
+    low, high = _extent(tensor)
     if storage.nbytes() <= _LARGE_BYTES or 2 * (high - low) > storage.nbytes():
         low, high = 0, storage.nbytes()
     live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]

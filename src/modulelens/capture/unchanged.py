@@ -8,10 +8,12 @@ way down; tensors by their snapshot. What cannot be watched that way is said to 
 from __future__ import annotations
 
 import enum
+import itertools
+import operator
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ _FIXED: tuple[type, ...] = (
 )
 _FIXED_TYPES = frozenset((*_FIXED, bool))
 _SEQUENCES = frozenset((list, set))
-_MOST_CONTAINERS = 64
+_MOST_CONTAINERS = 128
 _SLOTS = ("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
 
 
@@ -39,13 +41,12 @@ class Unchanged:
         touched: Whether a tensor was changed in any way since this moment.
     """
 
-    __slots__ = ("_containers", "_held", "_tensors", "_touched", "watched")
+    __slots__ = ("_containers", "_held", "_sizes", "_tensors", "_touched", "watched")
 
     def __init__(self, module: nn.Module, touched: Callable[[Tensor], bool]) -> None:
         self._touched = touched
-        self._containers: list[tuple[Any, tuple[int, ...]]] = []
+        self._containers: list[Collection[Any]] = []
         self._tensors: list[Tensor] = []
-        self._held: list[Any] = []
         self.watched = True
         inside = vars(module)
         self._watch_dict(inside)
@@ -56,12 +57,16 @@ class Unchanged:
         for name, value in inside.items():
             if name not in _MODULE_KEYS:
                 self._watch(value)
+        self._sizes = [*map(len, self._containers)]
+        self._held = [*itertools.chain.from_iterable(self._containers)]
 
     def still(self) -> bool:
         """Whether nothing changed since."""
+        inside = itertools.chain.from_iterable(self._containers)
         return (
             self.watched
-            and all(_ids(container) == ids for container, ids in self._containers)
+            and [*map(len, self._containers)] == self._sizes
+            and all(map(operator.is_, inside, self._held))
             and not any(map(self._touched, self._tensors))
         )
 
@@ -85,29 +90,20 @@ class Unchanged:
             self.watched = False
 
     def _watch_all(self, container: Any, items: Any) -> None:
-        if any(container is known for known, _ in self._containers):
+        if any(container is known for known in self._containers):
             return
         if len(self._containers) >= _MOST_CONTAINERS:
             self.watched = False
             return
         if type(container) in _SEQUENCES:
-            self._containers.append((container, _ids(container)))
-            self._held.append(list(container))
+            self._containers.append(container)
         else:
             self._watch_dict(container)
         for item in list(items):
             self._watch(item)
 
     def _watch_dict(self, container: dict[Any, Any]) -> None:
-        self._containers.append((container, _ids(container)))
-        # Held, so that no new object gets the identity of one that is gone.
-        self._held.append(list(container.values()))
-
-
-def _ids(container: Any) -> tuple[int, ...]:
-    if type(container) in _SEQUENCES:
-        return tuple(map(id, container))
-    return (*map(id, container), *map(id, container.values()))
+        self._containers += container, container.values()
 
 
 def _is_plain_object(value: Any) -> bool:

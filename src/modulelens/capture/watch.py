@@ -85,6 +85,8 @@ class Watch:
         self._stacks: dict[int, list[tuple[int, SeenCall | None]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
         self._undo: list[Callable[[], Any]] = []
+        # Threads may call the model at once, and backward runs in threads of its own.
+        self._lock = threading.RLock()
         self._deferred: set[int] = set()
         self._quiet: dict[int, list[int]] = {}
         self._first = len(snapshots.taken)
@@ -122,12 +124,13 @@ class Watch:
             ).remove
         )
         self._wrap_ctc()
-        noted = {n for number in self.targets for n in self.nodes.subtree(number)}
-        self.nodes.note(sorted(noted))
+        unseen = set(range(len(self.nodes.modules))) - self.targets
         for number in self.targets:
             # Modules below that no hook of ours sees may change during this module's call.
-            below = [n for n in self.nodes.subtree(number) if n not in self.targets]
+            below = unseen.intersection(self.nodes.subtree(number)) if unseen else ()
             self._quiet[number] = [number, *below]
+        noted = self.targets.union(*self._quiet.values())
+        self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
         if torch.is_grad_enabled():
@@ -210,7 +213,8 @@ class Watch:
 
     def _guarded(self, number: int, action: Callable[..., Any], *args: Any) -> None:
         try:
-            action(*args)
+            with self._lock:
+                action(*args)
         except Exception as error:  # noqa: BLE001 - boundary: user code must not see our failures
             self.failures[number] = f"{type(error).__name__}: {error}"
 
@@ -291,9 +295,12 @@ class Watch:
         self.calls.append(call)
 
     def _note_mutation(self, call: SeenCall, args: Any, kwargs: Any) -> None:
-        same = {id(t): ref for t, ref in call.leaves if not self.snapshots.changed(t, ref)}
-        if all(id(tensor) in same for tensor, _ in call.leaves) and not call.containers:
+        unchanged = [not self.snapshots.changed(t, ref) for t, ref in call.leaves]
+        if not call.containers and all(unchanged):
             return
+        same = {
+            id(t): ref for (t, ref), is_same in zip(call.leaves, unchanged, strict=True) if is_same
+        }
         encoder = Encoder(
             lambda t: same.get(id(t)) or self.snapshots.ref(t), module=self.nodes.refer
         )
@@ -331,6 +338,7 @@ class Watch:
     def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor) -> None:
         # A list: several backward passes of one step add up, which is done when it is stored.
         try:
-            into.setdefault(key, []).append(Encoder(self.snapshots.ref).encode(grad))
+            with self._lock:
+                into.setdefault(key, []).append(Encoder(self.snapshots.ref).encode(grad))
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]

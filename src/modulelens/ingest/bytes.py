@@ -184,11 +184,12 @@ def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
 
 
 def _low(snapshot: Snapshot) -> int:
-    return snapshot.low // _ALIGN * _ALIGN if snapshot.high else 0
+    return snapshot.extent[0] // _ALIGN * _ALIGN
 
 
 def _size(snapshot: Snapshot) -> int:
-    return snapshot.high - _low(snapshot) if snapshot.high else 0
+    low, high = snapshot.extent
+    return high - low // _ALIGN * _ALIGN
 
 
 def _view(snapshot: Snapshot) -> Any:

@@ -34,24 +34,33 @@ _JSON_INT = 1 << 62
 _INLINE_BYTES = 1024
 
 
+#: The numbered values inside an object, itself first, and its JSON.
+Known = tuple[tuple[Any, ...], Any]
+
+
 class Encoder:
     """Encodes values of one session: numbers for shared containers run through it.
 
     Args:
         tensor: A plain strided tensor -> its JSON.
         module: An `nn.Module` met inside a value -> its JSON; None refuses modules.
+        known: Objects that another session encoded, and that nothing changed since: a config
+            that hangs on every layer is encoded once. Filled here.
     """
 
     def __init__(
         self,
         tensor: Callable[[Tensor], Any],
         module: Callable[[torch.nn.Module], Any] | None = None,
+        known: dict[int, Known] | None = None,
     ) -> None:
         self._tensor = tensor
         self._module = module
+        self._known = known
         self._left = _MAX_NODES
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
+        self._repeats = 0
         self.opaque: list[str] = []
 
     @property
@@ -82,6 +91,7 @@ class Encoder:
     def _number(self, value: Any) -> dict[str, int] | None:
         number = self._numbers.get(id(value))
         if number is not None:
+            self._repeats += 1
             return {"$ref": number}
         self._numbers[id(value)] = len(self._numbers)
         self._alive.append(value)
@@ -185,10 +195,23 @@ class Encoder:
         why = no_object_rule(cls, path)
         if why:
             return self._refuse(value, why)
-        seen = self._number(value)
-        if seen is not None:
-            return seen
+        if id(value) in self._numbers or self._known is None:
+            return self._number(value) or self._taken_apart(value, path, depth)
+        inside, encoded = self._known.get(id(value), ((), None))
+        if encoded is not None and self._numbers.keys().isdisjoint(map(id, inside)):
+            for item in inside:
+                self._number(item)
+            return encoded
+        first, refused, repeats = len(self._alive), len(self.opaque), self._repeats
+        self._number(value)
+        encoded = self._taken_apart(value, path, depth)
+        if self._repeats == repeats and len(self.opaque) == refused:
+            self._known[id(value)] = tuple(self._alive[first:]), encoded
+        return encoded
+
+    def _taken_apart(self, value: Any, path: str | None, depth: int) -> dict[str, Any]:
         body: dict[str, Any] = {"cls": path}
+        cls = type(value)
         base = data_base(cls)
         if base is dict:
             body["items"] = [self._all(pair, depth) for pair in dict.items(value)]
