@@ -288,7 +288,7 @@ class Entry:
 
         ready = self._replay(device).ready(call, seed=seed)
         found = profile(ready.run, trace_file=trace_file, budget_s=budget_s)
-        found = msgspec.structs.replace(found, synthesized=ready.synthesized)
+        found = msgspec.structs.replace(found, synthesized=bool(ready.synthesized))
         self._note(profile=found)
         return found
 
@@ -297,7 +297,7 @@ class Entry:
 
         `torch.load(path, weights_only=True, mmap=True)` gives a flat `{key: tensor}`:
         `state/<name>` (parameters and buffers), `inputs/<call>/<leaf>`, `outputs/<call>/<leaf>`,
-        and `metadata.json` (uint8).
+        and `metadata.json` (uint8). What was synthesised is under `synthesised/` in front of that.
         """
         from modulelens.export import export
 

@@ -23,13 +23,18 @@ def export(replay: Replay, path: Path) -> Path:
     """
     if not path.parent.is_dir():
         raise NotFound(f"no folder {path.parent} to export to", hint=f"mkdir -p {path.parent}")
-    module = replay.module()
-    tensors: dict[str, Tensor] = {
-        f"state/{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)
-    }
-    tensors |= {f"state/{n}": b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
+    tensors: dict[str, Tensor] = {}
     for call in replay.metadata.calls:
-        tensors |= _leaves(f"inputs/{call.index}", replay.inputs(call.index))
+        ready = replay.ready(call.index)
+        if call.index == 0:
+            named: list[tuple[str, Tensor]] = [
+                *ready.module.named_parameters(remove_duplicate=False)
+            ]
+            named += ready.module.named_buffers(remove_duplicate=False)
+            state = _marked("state", ready.synthesized, "weights")
+            tensors |= {f"{state}/{name}": tensor.detach() for name, tensor in named}
+        inputs = _marked(f"inputs/{call.index}", ready.synthesized, "inputs")
+        tensors |= _leaves(inputs, (ready.run.args, ready.run.kwargs))
         try:
             tensors |= _leaves(f"outputs/{call.index}", replay.value(call.output))
         except NotRebuildable:
@@ -44,6 +49,10 @@ def export(replay: Replay, path: Path) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def _marked(prefix: str, synthesized: str, what: str) -> str:
+    return f"synthesised/{prefix}" if what in synthesized else prefix
 
 
 def _leaves(prefix: str, value: object) -> dict[str, Tensor]:

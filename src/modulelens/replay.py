@@ -37,11 +37,14 @@ _MOST_NOTES = 8
 
 @dataclasses.dataclass
 class Replayed:
-    """One call, ready to run: the rebuilt module and the run of it on its inputs."""
+    """One call, ready to run: the rebuilt module and the run of it on its inputs.
+
+    `synthesized` says what was: "weights", "inputs", "weights and inputs", or nothing.
+    """
 
     module: nn.Module
     run: Run
-    synthesized: bool
+    synthesized: str
     warnings: tuple[str, ...] = ()
 
 
@@ -176,7 +179,7 @@ class Replay:
         raise failure
 
     def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of that call; synthesised by `seed` where only shapes were kept."""
+        """Arguments of that call, as `ready` gives; synthesised where only shapes were kept."""
         tensors = Tensors(self.payload.storage, self.device, Synthesizer(seed))
         return self._inputs(self.call(call), tensors, None)
 
@@ -190,18 +193,20 @@ class Replay:
         args = decoder.decode(call.args)
         return args, decoder.decode(call.kwargs)
 
-    def value(self, structure: Structure) -> Any:
+    def value(self, structure: Structure, synthesizer: Synthesizer | None = None) -> Any:
         """The value of a structure of this entry, in memory of its own.
 
         Raises:
-            NotRebuildable: Only its shape was kept.
+            NotRebuildable: Only its shape was kept, and nothing makes up values.
         """
-        tensors = Tensors(self.payload.storage, self.device)
+        tensors = Tensors(self.payload.storage, self.device, synthesizer)
         return Decoder(tensors.get, self.importer, lambda body: body, self.device).decode(structure)
 
-    def gradient(self, structure: Structure) -> Tensor | None:
+    def gradient(
+        self, structure: Structure, synthesizer: Synthesizer | None = None
+    ) -> Tensor | None:
         """A captured gradient: the sum over the backward passes of the step."""
-        parts = [self.value(part) for part in structure["$sum"]]
+        parts = [self.value(part, synthesizer) for part in structure["$sum"]]
         total: Tensor | None = None
         for part in parts:
             total = part if total is None else total + part
@@ -218,11 +223,14 @@ class Replay:
 
     def ready(self, call: int = 0, strategy: Strategy | None = None, seed: int = 0) -> Replayed:
         """The call, ready to run under its captured context."""
-        synthesizer = Synthesizer(seed)
+        synthesizer = Synthesizer(0)  # weights are those that `module` gives
         module, tensors, rebuilder = self._session(call, strategy, synthesizer)
+        weights, synthesizer.seed = synthesizer.made, seed
         args, kwargs = self._inputs(self.call(call), tensors, rebuilder)
         run = self.run(module, call, (args, kwargs))
-        return Replayed(module, run, synthesizer.made > 0, tuple(rebuilder.notes[:_MOST_NOTES]))
+        made = {"weights": weights, "inputs": synthesizer.made - weights}
+        what = " and ".join(name for name, count in made.items() if count)
+        return Replayed(module, run, what, tuple(rebuilder.notes[:_MOST_NOTES]))
 
     def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
         """A run of any callable on those inputs, under the call's captured context."""
@@ -236,11 +244,14 @@ class Replay:
         )
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:
-        """The captured gradients for the output's leaves that require grad, in their order."""
+        """The captured gradients for the output's leaves that require grad, in their order.
+
+        Synthesised where only shapes were kept.
+        """
         captured = self.call(call).grad_output
         leaves = enumerate(flatten(output).tensors)
         return [
-            self.gradient(captured[str(i)]) if str(i) in captured else None
+            self.gradient(captured[str(i)], Synthesizer(0)) if str(i) in captured else None
             for i, tensor in leaves
             if tensor.requires_grad
         ]

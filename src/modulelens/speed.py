@@ -13,8 +13,8 @@ from modulelens.errors import CheckFailed, UsageError
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
 from modulelens.measure.candidate import load_candidate
 from modulelens.measure.run import Run
-from modulelens.records import Check, Comparison, Measurement, Status
-from modulelens.replay import Replay, Replayed
+from modulelens.records import Check, Comparison, Measurement, Status, all_kept
+from modulelens.replay import Replay
 from modulelens.tree import flatten
 from modulelens.verify import FIXED, bind, check, varied
 
@@ -58,10 +58,12 @@ def measure(
     loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
+    seeds = original.call(call).grad_output
+    made_up = bool(ready.synthesized) or (both and not all_kept(seeds))
     if loaded is None:
         trial = trial_of(ready.run, backward=both)
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
-        return _marked(measured, ready, both)
+        return _marked(measured, made_up, both)
     edited, function = original, loaded
     if isinstance(loaded, type):
         edited, function = replay(device, {original.metadata.cls: loaded}), None
@@ -83,8 +85,8 @@ def measure(
         status = max([status, *(leaf.status for leaf in later)], key=list(Status).index)
     return msgspec.structs.replace(
         compared,
-        original=_marked(compared.original, ready, both),
-        candidate=_marked(compared.candidate, ready, both),
+        original=_marked(compared.original, made_up, both),
+        candidate=_marked(compared.candidate, made_up, both),
         correct=status.value,
     )
 
@@ -100,10 +102,10 @@ def _has_backward(run: Run, replay: Replay, call: int) -> bool:
     return bool(leaves)
 
 
-def _marked(measured: Measurement, ready: Replayed, backward: bool) -> Measurement:
+def _marked(measured: Measurement, made_up: bool, backward: bool) -> Measurement:
     return msgspec.structs.replace(
         measured,
-        synthesized=ready.synthesized,
+        synthesized=made_up,
         backward=backward,
         num_threads=torch.get_num_threads(),
     )

@@ -20,8 +20,9 @@ class Keep:
         weights: The same for parameters and buffers.
         grads: Keep the gradients of outputs, inputs and parameters, so that backward is checked.
         max_calls: Most calls kept per module and step; further ones are counted.
-        max_bytes: Most bytes of tensors kept per trace; modules beyond it keep shapes only, and
-            `coverage` names them. None: no limit.
+        max_bytes: Most bytes of tensors kept per trace; what does not fit keeps shapes only, and
+            `coverage` names it once the trace is stored. None: no limit.
+        max_module_bytes: The same for one module: its own weights, its inputs and outputs.
         embedding_rows: "all" keeps whole embedding tables. "touched" (only the rows that were
             looked up) is not there yet: whole tables are kept, and the trace says so.
     """
@@ -31,6 +32,7 @@ class Keep:
     grads: bool = False
     max_calls: int = 8
     max_bytes: int | None = None
+    max_module_bytes: int | None = None
     embedding_rows: Literal["touched", "all"] = "all"
 
     def __post_init__(self) -> None:
@@ -39,8 +41,10 @@ class Keep:
                 raise UsageError(f"Keep({name}={getattr(self, name)!r}): use 'full' or 'shape'")
         if self.max_calls < 1:
             raise UsageError(f"Keep(max_calls={self.max_calls}): at least 1")
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise UsageError(f"Keep(max_bytes={self.max_bytes}): at least 1, or None")
+        for name in ("max_bytes", "max_module_bytes"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise UsageError(f"Keep({name}={limit}): at least 1, or None")
         if self.embedding_rows not in ("touched", "all"):
             raise UsageError(
                 f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'"

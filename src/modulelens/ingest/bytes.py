@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,11 +15,17 @@ from torch import Tensor
 from modulelens.capture.snapshot import Snapshot
 from modulelens.records import Structure, TensorRef, ValueStats
 from modulelens.tree import dtype_of
-from modulelens.tree.stats import value_stats
+from modulelens.tree.stats import few_valued, value_stats
 
 _ALIGN = 64
 _SMALL_BYTES = 64 << 10
-_KEPT_INTEGERS = 1 << 16
+#: Integers of at most this size are kept by value also where only shapes are kept.
+_KEPT_BYTES = 512 << 10
+#: So are larger ones, and masks of any dtype, that take no more than this when compressed.
+_PACKED_BYTES = 4 << 20
+#: Tensors whose integer parts mean nothing without each other: they are always kept.
+_INDEXED = frozenset({"$sparse", "$compressed", "$subclass"})
+_CHUNK = 1 << 20
 _INTEGERS = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"}
 )
@@ -57,6 +64,7 @@ class Bytes:
         self._owned: set[int] = set()
         self._queue: dict[str, Any] = {}
         self._stats: dict[tuple[Any, ...], ValueStats] = {}
+        self._packed: dict[int, str | None] = {}
         self.sizes: dict[str, int] = {}
         self.used: set[str] = set()
         self.small: dict[str, int] = {}
@@ -94,22 +102,46 @@ class Bytes:
         self._store.put_blobs(list(self._queue.values()), wait=False)
         self._queue.clear()
 
-    def final(self, ref: TensorRef, keep: str) -> TensorRef:
-        """The reference with the stored bytes' name; without bytes, statistics instead."""
+    def final(self, ref: TensorRef, keep: str, part: bool = False) -> TensorRef:
+        """The reference with the stored bytes' name; without bytes, statistics instead.
+
+        Bytes that are stored anyway, for another module or as weights, are named in any case.
+        """
         if ref.key is None:
             return ref
         number = int(ref.key[1:])
         snapshot = self._snapshots[number]
-        if not keeps(ref, keep):
-            return msgspec.structs.replace(ref, key=None, nbytes=0, stats=self._statistics(ref))
         size = _size(snapshot)
         offset = ref.offset - _low(snapshot) // dtype_of(ref.spec.dtype).itemsize
+        placed = msgspec.structs.replace(ref, key=None, offset=offset, nbytes=size)
+        if not self._keeps(ref, keep, part) and number not in self._digests:
+            packed = self._pack(ref, snapshot)
+            if packed is None:
+                return msgspec.structs.replace(placed, stats=self._statistics(ref))
+            self.used.add(packed)
+            return msgspec.structs.replace(placed, blob=packed, packed=True)
         if number in self._owned:
             self.small[f"t{number}"] = number
-            return msgspec.structs.replace(ref, key=f"t{number}", offset=offset, nbytes=size)
+            return msgspec.structs.replace(placed, key=f"t{number}")
         digest = self._digests.get(number) or self._late(number, snapshot)
         self.used.add(digest)
-        return msgspec.structs.replace(ref, key=None, blob=digest, offset=offset, nbytes=size)
+        return msgspec.structs.replace(placed, blob=digest)
+
+    def _keeps(self, ref: TensorRef, keep: str, part: bool) -> bool:
+        """Whether the bytes are kept: all under "full", those of small integers under "shape"."""
+        if keep == "full" or ref.spec.dtype not in _INTEGERS:
+            return keep == "full"
+        return part or _size(self._snapshots[int((ref.key or "")[1:])]) <= _KEPT_BYTES
+
+    def _pack(self, ref: TensorRef, snapshot: Snapshot) -> str | None:
+        """Digest of the compressed bytes of indices or of a mask, None where they are too many."""
+        number = snapshot.number
+        if number not in self._packed:
+            snapshot.settle()
+            fits = ref.spec.dtype in _INTEGERS or few_valued(_as_tensor(ref, snapshot))
+            data = _compressed(_view(snapshot)) if fits else None
+            self._packed[number] = None if data is None else self.put(data)
+        return self._packed[number]
 
     def _statistics(self, ref: TensorRef) -> ValueStats:
         place = (ref.key, ref.offset, ref.spec.dtype, ref.spec.shape, ref.spec.stride)
@@ -118,6 +150,12 @@ class Bytes:
             snapshot = self._snapshots[int((ref.key or "")[1:])]
             stats = self._stats[place] = value_stats(_as_tensor(ref, snapshot))
         return stats
+
+    def note_users(self, users: dict[int, set[int]], value: Any, keep: str, who: int) -> None:
+        """Adds `who` to the users of every snapshot in `value` whose bytes are kept."""
+        for ref, part in refs_in(value):
+            if self._keeps(ref, keep, part):
+                users.setdefault(int((ref.key or "")[1:]), set()).add(who)
 
     def size_of(self, numbers: Iterable[int]) -> int:
         """Bytes of these snapshots."""
@@ -135,47 +173,36 @@ class Bytes:
         return {key: _tensor(self._snapshots[number]) for key, number in self.small.items()}
 
 
-def refs_in(value: Any) -> Iterator[TensorRef]:
-    """All references to snapshots inside structures."""
+def refs_in(value: Any, part: bool = False) -> Iterator[tuple[TensorRef, bool]]:
+    """All references to snapshots inside structures, and whether each is a part of a tensor."""
     if isinstance(value, TensorRef):
         if value.key is not None:
-            yield value
+            yield value, part
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from refs_in(item)
+            yield from refs_in(item, part)
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from refs_in(item)
-
-
-def note_users(users: dict[int, set[int]], value: Any, keep: str, who: int) -> None:
-    """Adds `who` to the users of every snapshot in `value` whose bytes are kept."""
-    for ref in refs_in(value):
-        if keeps(ref, keep):
-            users.setdefault(int((ref.key or "")[1:]), set()).add(who)
-
-
-def keeps(ref: TensorRef, keep: str) -> bool:
-    """Whether the bytes are kept: all under "full", small integers and bools under "shape"."""
-    return keep == "full" or (ref.spec.dtype in _INTEGERS and ref.spec.numel <= _KEPT_INTEGERS)
+        for key, item in value.items():
+            yield from refs_in(item, part or key in _INDEXED)
 
 
 def map_refs(
     value: Any,
-    ref: Callable[[TensorRef], TensorRef],
+    ref: Callable[[TensorRef, bool], TensorRef],
     module: Callable[[int], Structure],
+    part: bool = False,
 ) -> Structure:
     """The structure with its references and its modules' numbers replaced."""
     if isinstance(value, TensorRef):
-        return ref(value)
+        return ref(value, part)
     if isinstance(value, list):
-        return [map_refs(item, ref, module) for item in value]
+        return [map_refs(item, ref, module, part) for item in value]
     if not isinstance(value, dict):
         return value
     body = value.get("$module")
     if isinstance(body, dict) and "number" in body:
         return {"$module": module(body["number"])}
-    return {key: map_refs(item, ref, module) for key, item in value.items()}
+    return {k: map_refs(v, ref, module, part or k in _INDEXED) for k, v in value.items()}
 
 
 def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
@@ -201,6 +228,16 @@ def _view(snapshot: Snapshot) -> Any:
     address: int = torch._C._data_address(plain)  # type: ignore[attr-defined]
     start = address + _low(snapshot) - snapshot.start
     return memoryview((ctypes.c_ubyte * size).from_address(start)).cast("B")
+
+
+def _compressed(raw: Any) -> bytes | None:
+    packer, parts, left = zlib.compressobj(1), [], _PACKED_BYTES
+    for start in range(0, len(raw), _CHUNK):
+        parts.append(packer.compress(raw[start : start + _CHUNK]))
+        left -= len(parts[-1])
+        if left < 0:
+            return None
+    return b"".join((*parts, packer.flush()))
 
 
 def _tensor(snapshot: Snapshot) -> Tensor:

@@ -23,7 +23,8 @@ from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.errors import NotFound
-from modulelens.ingest.bytes import NODES, BlobStore, Bytes, note_users
+from modulelens.ingest.budget import TENSORS, WEIGHTS, Budget
+from modulelens.ingest.bytes import NODES, BlobStore, Bytes
 from modulelens.ingest.nodes import NodeWriter, packages_in
 from modulelens.records import (
     SCHEMA,
@@ -57,41 +58,50 @@ class Ingest:
             )
         self._trace = trace
         self._stored = Bytes(trace.snapshots.taken, store)
-        self._shapes: set[int] = set()
+        self._budget = Budget(trace.keep, self._stored.size_of)
         self._keep: str = trace.keep.tensors
-        self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, trace.keep.weights)
+        self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, self._budget.weights)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Writes the bytes of all snapshots. `progress` gets the size of each blob."""
-        users: dict[int, set[int]] = {}
-        keep, nodes = self._trace.keep, self._trace.nodes
-        for versions in nodes.versions:
+        keep, nodes, stored = self._trace.keep, self._trace.nodes, self._stored
+        for number, versions in enumerate(nodes.versions):
+            weights: dict[int, set[int]] = {}
             for _, state in versions:
                 own = (state.parameters, state.buffers, state.attributes, state.hooks)
-                note_users(users, own, keep.weights, NODES)
+                stored.note_users(weights, own, keep.weights, NODES)
+            self._budget.spend(number, WEIGHTS, weights)
         for capture in self._trace.captures:
             wanted: dict[int, set[int]] = {}
+            values: list[Any] = [capture.param_grads]
             for call in capture.calls:
-                values = (call.args, call.kwargs, call.output, call.args_after, call.kwargs_after)
-                note_users(wanted, values, keep.tensors, capture.number)
-                gradients = (call.grad_output, call.grad_input)
-                note_users(wanted, gradients, keep.tensors, capture.number)
-            note_users(wanted, capture.param_grads, keep.tensors, capture.number)
-            spent = self._stored.size_of(users.keys() | wanted.keys()) if keep.max_bytes else 0
-            if keep.max_bytes and spent > keep.max_bytes:
-                self._keep_shapes(capture)
-                continue
-            for number, who in wanted.items():
-                users.setdefault(number, set()).update(who)
-        self._stored.write(users, progress)
+                values += (call.args, call.kwargs, call.output, call.args_after, call.kwargs_after)
+                values += (call.grad_output, call.grad_input)
+            stored.note_users(wanted, values, keep.tensors, capture.number)
+            self._budget.spend(capture.number, TENSORS, wanted)
+        if self._budget.dropped:
+            self._tell_dropped()
+        stored.write(self._budget.users, progress)
 
-    def _keep_shapes(self, capture: Capture) -> None:
-        self._shapes.add(capture.number)
-        reason = f"only shapes of its tensors were kept: max_bytes={self._trace.keep.max_bytes:,}"
-        self._trace.coverage = CoverageList(
-            msgspec.structs.replace(c, reason=reason) if c.fqn == capture.fqn else c
-            for c in self._trace.coverage
-        )
+    def _tell_dropped(self) -> None:
+        """Names in `coverage` what did not fit, if not at the module then at those above it."""
+        index = {fqn: number for number, fqn in reversed(list(enumerate(self._trace.nodes.fqns)))}
+        told = []
+        for item in self._trace.coverage:
+            drops = self._dropped_in(index[item.fqn], besides=frozenset(self._trace.targets))
+            reason = "; ".join(filter(None, (item.reason, *(text for text, _ in drops))))
+            size = sum(nbytes for _, nbytes in drops)
+            told.append(msgspec.structs.replace(item, reason=reason, dropped_bytes=size))
+        self._trace.coverage = CoverageList(told)
+
+    def _dropped_in(self, number: int, besides: frozenset[int]) -> list[tuple[str, int]]:
+        nodes, found = self._trace.nodes, []
+        for below in nodes.subtree(number):
+            if below == number or below not in besides:
+                owner = "its" if below == number else f"{nodes.fqns[below]}'s"
+                drops = self._budget.dropped.get(below, ())
+                found += [(f"{text} {owner} {what}", size) for text, what, size in drops]
+        return found
 
     def entries(self) -> list[tuple[Metadata, dict[str, Tensor]]]:
         """Each capture's record (without version) and the tensors of its `state.pt`."""
@@ -102,7 +112,7 @@ class Ingest:
     def _entry(self, capture: Capture) -> tuple[Metadata, dict[str, Tensor]]:
         trace, stored = self._trace, self._stored
         stored.used, stored.small = set(), {}
-        self._keep = "shape" if capture.number in self._shapes else trace.keep.tensors
+        self._keep = self._budget.tensors(capture.number)
         calls = tuple(self._call(i, call) for i, call in enumerate(capture.calls))
         for digest in {call.node for call in calls}:
             stored.used |= self._nodes.blobs[digest]
@@ -141,8 +151,8 @@ class Ingest:
 
     def _warnings(self, capture: Capture) -> tuple[str, ...]:
         found = [*self._trace.warnings, *(f"inside {w}" for w in self._trace.wrappers)]
-        if capture.number in self._shapes:
-            found.append("max_bytes was reached: only shapes of its inputs and outputs were kept")
+        if self._budget.dropped:
+            found += (text for text, _ in self._dropped_in(capture.number, besides=frozenset()))
         return tuple(found)
 
     def _call(self, index: int, call: SeenCall) -> Call:
@@ -166,11 +176,11 @@ class Ingest:
         )
 
     def _final(self, value: Any) -> Structure:
-        return self._nodes.final(value, self._keep)
+        return self._nodes.final(value, keep=self._keep)
 
     def _rng(self, call: SeenCall) -> Rng:
         def keep(value: Any) -> Structure:
-            return self._nodes.final(_stream(value, self._trace.snapshots.ref), "full")
+            return self._nodes.final(_stream(value, self._trace.snapshots.ref), keep="full")
 
         rng = call.rng
         return Rng(
@@ -198,7 +208,8 @@ class Ingest:
             for name, value in own.items():
                 old = old_own.get(name)
                 if value is not None and old != value:
-                    found[f"{path}.{name}".strip(".")] = self._nodes.final(value)
+                    kept = self._nodes.final(value, keep=self._budget.weights(number))
+                    found[f"{path}.{name}".strip(".")] = kept
         return found
 
     # ---- facts about the capture

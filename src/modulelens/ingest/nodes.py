@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from modulelens.capture.init import init_call
@@ -26,10 +28,12 @@ class NodeWriter:
         nodes: The model's modules and their states.
         snapshots: Gives constructor arguments their references.
         stored: Where bytes go.
-        keep: What to keep of weights: "full" or "shape".
+        keep: What to keep of a module's weights, by its number: "full" or "shape".
     """
 
-    def __init__(self, nodes: Nodes, snapshots: Snapshots, stored: Bytes, keep: str) -> None:
+    def __init__(
+        self, nodes: Nodes, snapshots: Snapshots, stored: Bytes, keep: Callable[[int], str]
+    ) -> None:
         self._nodes = nodes
         self._snapshots = snapshots
         self._stored = stored
@@ -58,18 +62,20 @@ class NodeWriter:
 
     def _write(self, number: int, state: OwnState, children: dict[str, Any]) -> str:
         outer, self._stored.used = self._stored.used, set()
+        keep = self._keep(number)
+        final = functools.partial(self.final, keep=keep)
         node = ModuleNode(
             cls=state.cls,
             number=number,
             fqn=self._nodes.fqns[number],
             training=state.training,
-            parameters={k: self.final(v) for k, v in state.parameters.items()},
-            buffers={k: self.final(v) for k, v in state.buffers.items()},
+            parameters={k: final(v) for k, v in state.parameters.items()},
+            buffers={k: final(v) for k, v in state.buffers.items()},
             non_persistent=state.non_persistent,
-            attributes={k: self._intern(self.final(v)) for k, v in state.attributes.items()},
+            attributes={k: self._intern(final(v)) for k, v in state.attributes.items()},
             children=children,
             parametrized=state.parametrized,
-            hooks=[self.final(hook) for hook in state.hooks] or None,
+            hooks=[final(hook) for hook in state.hooks] or None,
             foreign_hooks=state.foreign_hooks,
             opaque=state.opaque,
             init=self.init(number),
@@ -92,15 +98,15 @@ class NodeWriter:
         call = init_call(module, self._snapshots.ref, self._nodes.refer)
         if call is None:
             return None
-        args = [self._intern(self.final(v, "full")) for v in call.args]
-        kwargs = {k: self._intern(self.final(v, "full")) for k, v in call.kwargs.items()}
+        args = [self._intern(self.final(v, keep="full")) for v in call.args]
+        kwargs = {k: self._intern(self.final(v, keep="full")) for k, v in call.kwargs.items()}
         return InitCall(cls=call.cls, args=args, kwargs=kwargs, how=call.how)
 
-    def final(self, value: Any, keep: str | None = None) -> Structure:
+    def final(self, value: Any, *, keep: str) -> Structure:
         """The structure with references that name stored bytes and nodes."""
 
-        def ref(found: TensorRef) -> TensorRef:
-            return self._stored.final(found, keep or self._keep)
+        def ref(found: TensorRef, part: bool) -> TensorRef:
+            return self._stored.final(found, keep, part)
 
         return map_refs(value, ref, self._reference)
 

@@ -18,20 +18,21 @@ class Tensors:
     Args:
         storage: A reference -> new memory with its bytes; called once per alias group.
         device: Where the tensors are made.
-        missing: A reference whose bytes were not kept -> a synthesised tensor; None refuses.
+        missing: Fills a tensor whose bytes were not kept, given its reference; None refuses.
     """
 
     def __init__(
         self,
         storage: Callable[[TensorRef], torch.UntypedStorage],
         device: str = "cpu",
-        missing: Callable[[TensorRef], Tensor] | None = None,
+        missing: Callable[[TensorRef, Tensor], None] | None = None,
     ) -> None:
         self._storage = storage
         self._device = device
         self._missing = missing
         self._memory: dict[tuple[int, str], torch.UntypedStorage] = {}
         self._objects: dict[int, Tensor] = {}
+        self._filled: dict[int, list[tuple[int, int]]] = {}
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor; the same object for references of the same tensor object.
@@ -65,12 +66,32 @@ class Tensors:
             made = torch.empty(0, dtype=dtype, device=self._device)
             made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
         elif self._missing is not None:
-            made = self._missing(ref).to(self._device)
+            made = self._stand_in(ref, dtype, self._missing)
         else:
             raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
         made = torch._conj(made) if ref.conj else made
         made = torch._neg_view(made) if ref.neg else made
         return made.requires_grad_() if ref.spec.requires_grad and ref.leaf else made
+
+    def _stand_in(
+        self, ref: TensorRef, dtype: torch.dtype, fill: Callable[[TensorRef, Tensor], None]
+    ) -> Tensor:
+        """A tensor of made-up values; what shared memory shares it, and is filled once."""
+        low, high = _extent(ref, dtype)
+        place = (ref.group, "")
+        memory = self._memory.get(place)
+        if memory is None or memory.nbytes() < high:
+            memory = self._memory[place] = _new_memory(max(high, ref.nbytes), self._device)
+            self._filled[ref.group] = []
+        shape, stride = ref.spec.shape, ref.spec.stride
+        made = torch.empty(0, dtype=dtype, device=self._device)
+        made.set_(memory, ref.offset, shape, stride)
+        filled = self._filled[ref.group]
+        if made.numel() and not any(start <= low and high <= end for start, end in filled):
+            fill(ref, made)
+            if made.numel() * dtype.itemsize == high - low:
+                filled.append((low, high))
+        return made
 
     def _group(self, ref: TensorRef, dtype: torch.dtype) -> torch.UntypedStorage:
         place = (ref.group, ref.blob or ref.key or "")
@@ -86,10 +107,29 @@ class Tensors:
 
 
 def _check_extent(ref: TensorRef, dtype: torch.dtype, nbytes: int) -> None:
+    if _extent(ref, dtype)[1] > nbytes:
+        raise _outside(ref, nbytes)
+
+
+def _extent(ref: TensorRef, dtype: torch.dtype) -> tuple[int, int]:
+    """The first byte that the tensor shows of its memory, and the one behind the last."""
     shape, stride = ref.spec.shape, ref.spec.stride
-    sound = len(shape) == len(stride) and ref.offset >= 0 and min((*shape, *stride), default=0) >= 0
-    if sound and 0 not in shape:
-        last = ref.offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        sound = (last + 1) * dtype.itemsize <= nbytes
-    if not sound:
-        raise Corrupted(f"a tensor of shape {list(shape)} points outside its {nbytes} bytes")
+    if len(shape) != len(stride) or ref.offset < 0 or min((*shape, *stride), default=0) < 0:
+        raise _outside(ref, ref.nbytes)
+    if 0 in shape:
+        return 0, 0
+    last = ref.offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    return ref.offset * dtype.itemsize, (last + 1) * dtype.itemsize
+
+
+def _outside(ref: TensorRef, nbytes: int) -> Corrupted:
+    return Corrupted(f"a tensor of shape {list(ref.spec.shape)} points outside its {nbytes} bytes")
+
+
+def _new_memory(nbytes: int, device: str) -> torch.UntypedStorage:
+    try:
+        made: torch.UntypedStorage = torch.UntypedStorage(nbytes, device=device)
+    except RuntimeError as error:
+        text = f"a stand-in of {nbytes:,} bytes does not fit into memory"
+        raise NotRebuildable(text, reason="not_kept") from error
+    return made

@@ -11,15 +11,18 @@ from modulelens.records.profile import OpRow, Profile
 from modulelens.records.schema import SCHEMA, from_json, read_metadata, to_json
 from modulelens.records.source import InitCall, SourceRef
 from modulelens.records.tensor import (
+    QUANTILE_LEVELS,
     Structure,
     TensorRef,
     TensorSpec,
     ValueStats,
+    all_kept,
     as_ref,
     tensor_refs,
 )
 
 __all__ = [
+    "QUANTILE_LEVELS",
     "SCHEMA",
     "Ambient",
     "Autocast",
@@ -48,6 +51,7 @@ __all__ = [
     "TensorRef",
     "TensorSpec",
     "ValueStats",
+    "all_kept",
     "as_ref",
     "collection_id",
     "from_json",

@@ -20,7 +20,7 @@ class Fate(Word):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fate of one requested module, and why."""
+    """The fate of one requested module, and why; `dropped_bytes` did not fit a `Keep` limit."""
 
     fqn: str
     cls: str
@@ -29,6 +29,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int = 0
     dropped_calls: int = 0
     recomputes: int = 0
+    dropped_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.fate}: {self.reason}" if self.reason else str(self.fate)

@@ -29,26 +29,49 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return count
 
 
-class ValueStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Value statistics of a tensor whose data was not kept. NaN is left out of all but `nans`.
+#: The levels at which `ValueStats.quantiles` are taken.
+QUANTILE_LEVELS = (
+    *(0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
+    *(0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0),
+)
 
-    `zeros` and `nans` are shares between 0 and 1. All are None for an empty tensor.
+
+class ValueStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Values of a tensor whose data was not kept: their statistics, and what holds for them.
+
+    All but `nans` and `infs` are over finite values; all are None or empty for an empty tensor.
+    `zeros`, `nans` and `infs` (of minus and plus infinity) are shares between 0 and 1;
+    `quantiles`, of the values that are not zero, belong to `QUANTILE_LEVELS`. A row is the last
+    dimension: in each, values go in `order` ("ascending", "strictly ascending" or "descending"),
+    are a `permutation` of consecutive integers, or sum to 1 (`probabilities`). No row's minimum is
+    above `row_low`, no row's maximum below `row_high`. `total` is the sum of non-negative
+    integers, `whole` says that all values are integers, `discrete` that few different ones occur.
     """
 
-    min: float | None = None
-    max: float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
     mean: float | None = None
     std: float | None = None
     zeros: float | None = None
     nans: float | None = None
-    unique: int | None = None
+    infs: tuple[float, float] = (0.0, 0.0)
+    quantiles: tuple[float, ...] = ()
+    order: str = ""
+    permutation: bool = False
+    probabilities: bool = False
+    whole: bool = False
+    discrete: bool = False
+    total: int | None = None
+    row_low: float | None = None
+    row_high: float | None = None
 
 
 class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A `TensorSpec` and where its bytes are.
 
     Exactly one of `blob` (a digest) and `key` (a key of the entry's `state.pt`) is set; neither
-    is when only the shape was kept. `offset` counts elements from the start of those bytes.
+    is when only the shape was kept. `offset` counts elements from the start of those `nbytes`,
+    which a blob that is `packed` holds compressed (zlib).
     Tensors with the same `group` shared memory in the live model; tensors of different groups
     did not, even when their bytes are equal and so share one blob. References with the same
     `object` (not -1) were one tensor object.
@@ -61,6 +84,7 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nbytes: int = 0
     blob: str | None = None
     key: str | None = None
+    packed: bool = False
     leaf: bool = True
     conj: bool = False
     neg: bool = False
@@ -76,15 +100,21 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 Structure = Any
 
 
-def tensor_refs(structure: Structure) -> list[TensorRef]:
+def all_kept(structure: Structure) -> bool:
+    """Whether the bytes of all tensors inside a structure were kept."""
+    refs = [*tensor_refs(structure), *tensor_refs(structure, "$parameter")]
+    return all(ref.kept or ref.group < 0 for ref in refs)
+
+
+def tensor_refs(structure: Structure, kind: str = "$tensor") -> list[TensorRef]:
     """All `TensorRef`s inside a structure, in the order in which they were written."""
     found: list[TensorRef] = []
     pending: list[Any] = [structure]
     while pending:
         node = pending.pop()
         if isinstance(node, dict):
-            if "$tensor" in node:
-                found.append(as_ref(node["$tensor"]))
+            if kind in node:
+                found.append(as_ref(node[kind]))
             pending.extend(reversed(list(node.values())))
         elif isinstance(node, list):
             pending.extend(reversed(node))

@@ -17,7 +17,7 @@ def coverage_report(coverage: Sequence[Coverage], *, limit: int = 20) -> str:
     fates = Counter(item.fate for item in coverage)
     counts = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate if fates[fate])
     lines = [f"{plural(len(coverage), 'module')}: {counts}"]
-    missed = [item for item in coverage if item.fate is not Fate.RECORDED or item.dropped_calls]
+    missed = [c for c in coverage if c.fate is not Fate.RECORDED or c.dropped_calls or c.reason]
     if missed:
         rows = [(item.fqn or "(root)", item.cls, item.fate.value, _why(item)) for item in missed]
         lines.append(table(("MODULE", "CLASS", "FATE", "REASON"), rows[:limit]))

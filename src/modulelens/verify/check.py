@@ -48,7 +48,7 @@ def check(
     checks = [judge.call(number) for number in reversed(calls)]
     worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
     more: tuple[list[LeafCheck], list[str]] = ([], [])
-    if backward and judge.by_capture(whole=call is None) and worst.leaves:
+    if backward and judge.by_capture(whole=call is None) and all(c.leaves for c in checks):
         more = judge.captured_gradients()
     elif worst.status.passed:
         more = judge.on_other_values(worst.call)
@@ -97,7 +97,7 @@ class _Judge:
         if trial.failure:
             return self._verdict(number, Status.RUNTIME_ERROR, trial.failure)
         if ready.synthesized:
-            reason = "the inputs were synthesised: there is nothing to compare with"
+            reason = f"{ready.synthesized} were synthesised: there is nothing to compare with"
             return self._verdict(number, Status.NOT_COMPARABLE, reason)
         try:
             expected = replay.value(replay.call(number).output)

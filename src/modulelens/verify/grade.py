@@ -70,7 +70,7 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
             if found is GradeLevel.NO:
                 reasons["buffers"] = (Reason.MISMATCH.value, changed.reason)
     param_grads = input_grads = None
-    if outputs is not GradeLevel.NO:
+    if outputs in (GradeLevel.EXACT, GradeLevel.CLOSE):  # else there is nothing to compare with
         param_grads, input_grads = gradients.grade(reasons)
     return Grade(
         level=outputs,
@@ -110,7 +110,7 @@ def _grade_outputs(
     if ready.synthesized:
         return (
             GradeLevel.SHAPE,
-            (Reason.SHAPE_ONLY.value, "inputs or weights were synthesised"),
+            (Reason.SHAPE_ONLY.value, f"{ready.synthesized} were synthesised"),
             0.0,
         )
     try:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
-from modulelens.records import GradeLevel, LeafCheck, Metadata, Reason, Status
+from modulelens.records import GradeLevel, LeafCheck, Metadata, Reason, Status, all_kept
 from modulelens.replay import Replay
 from modulelens.tree import dtype_of, flatten
 from modulelens.verify.trial import Trial
@@ -35,6 +35,8 @@ class Gradients:
         self._silent |= _silent(run, trial)
         paths = _input_paths(run)
         for place, structure in record.grad_input.items():
+            if not all_kept(structure):
+                continue
             seen = self._replay.gradient(structure)
             found = compare(seen, inputs.get(paths[int(place)]))
             self._inputs.append(verdict(found).status is Status.EXACT)
@@ -69,6 +71,8 @@ class Gradients:
         metadata = self._replay.metadata
         if not metadata.param_grads:
             return {}, None
+        if not all(map(all_kept, metadata.param_grads.values())):
+            return {}, (Reason.NOT_KEPT.value, "only the shapes of gradients were kept")
         if metadata.dropped_calls:
             text = f"{metadata.dropped_calls} calls were not kept; the sum is not complete"
             return {}, (Reason.NOT_KEPT.value, text)

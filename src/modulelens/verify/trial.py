@@ -13,7 +13,7 @@ from torch import nn
 from modulelens.errors import ModuleLensError
 from modulelens.measure.compare import compare
 from modulelens.measure.run import Run
-from modulelens.records import LeafCheck, Status, Structure, tensor_refs
+from modulelens.records import LeafCheck, Status, Structure, all_kept, tensor_refs
 from modulelens.replay import Replay
 from modulelens.tree import flatten
 
@@ -94,6 +94,8 @@ def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafC
     owner = run.owner.module if isinstance(run.owner, WithModule) else run.owner
     if isinstance(owner, nn.Module):
         for path, structure in record.buffers_after.items():
+            if not all_kept(structure):
+                continue  # only its shape was: there is nothing to compare with
             expected = replay.value(structure)
             actual = _lookup(owner, path)
             leaves += compare(expected, actual, path=f'buffers["{path}"]', same_code=same)
@@ -105,6 +107,8 @@ def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafC
             + _changed_inputs((run.args, args), "args")
             + _changed_inputs((run.kwargs, kwargs), "kwargs")
         )
+    if not all_kept([record.args_after, record.kwargs_after]):
+        return leaves
     leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
     leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
     return leaves
