@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +138,8 @@ def _differs(
 ) -> LeafCheck:
     count = int(bad.sum())
     first = int(bad.reshape(-1).nonzero()[0])
-    index = [int(i) for i in torch.unravel_index(torch.tensor(first), bad.shape)]
+    # Not torch's: its first call imports sympy, 480 modules, which takes longer than all the rest.
+    index = [int(i) for i in np.unravel_index(first, bad.shape)]
     a, b = expected.reshape(-1)[first].item(), actual.reshape(-1)[first].item()
     where = f"; {count} of {bad.numel()} elements, first at {index}: expected {a!r}, got {b!r}"
     difference = (actual.double() - expected.double()).abs()
