@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from loop import Loop
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -106,3 +107,11 @@ def batch(size: int = BATCH, length: int = LENGTH) -> tuple[Tensor, Tensor, Tens
     """Tokens (size, length), bag ids (size, TABLES, 4), targets (size, length), all int64."""
     tokens = torch.randint(VOCAB, (size, length))
     return tokens, torch.randint(ROWS, (size, TABLES, 4)), torch.randint(VOCAB, (size, length))
+
+
+def training(optimizer: bool) -> Loop:
+    """The model in training, from a fixed seed; with SGD, or with gradients dropped each step."""
+    torch.manual_seed(0)
+    model = Model()
+    stepper = torch.optim.SGD(model.parameters(), lr=0.01) if optimizer else None
+    return Loop(model, batch(), lambda output: output.loss, stepper)
