@@ -113,6 +113,15 @@ class Replay:
                 return found
         return class_of_script(file, name)
 
+    @property
+    def gap(self) -> str:
+        """What of its weights was not kept, where rows of tables were; empty where none."""
+        names = ", ".join(self.metadata.table_rows)
+        text = (
+            f"only the rows that were looked up were kept of {names}; if it uses others as well, "
+        )
+        return f"{text}trace with Keep(embedding_rows='all')" if names else ""
+
     # ---- the parts
 
     def call(self, index: int) -> Call:

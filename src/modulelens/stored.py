@@ -10,6 +10,7 @@ import torch
 
 from modulelens.errors import Corrupted
 from modulelens.rebuild import Payload
+from modulelens.rebuild.table import table_of
 from modulelens.records import Metadata, TensorRef
 from modulelens.replay import Replay
 from modulelens.store import LocalStore
@@ -41,7 +42,7 @@ def replay_of(
     """The entry, ready to be brought to life; its bytes are read, and verified, when needed."""
     state: dict[str, torch.Tensor] = {}
 
-    def storage(ref: TensorRef) -> torch.UntypedStorage:
+    def raw(ref: TensorRef) -> torch.UntypedStorage:
         if ref.blob is None:
             if not state:
                 state.update(store.state(metadata.id))
@@ -56,6 +57,9 @@ def replay_of(
         untyped: Any = torch.UntypedStorage
         made = untyped.from_file(str(path), False, size) if size else untyped(0)
         return made  # type: ignore[no-any-return]
+
+    def storage(ref: TensorRef) -> torch.UntypedStorage:
+        return raw(ref) if ref.rows is None else table_of(ref, raw(ref))
 
     payload = Payload(metadata, store.blob_bytes, storage)
     roots = [store.root]

@@ -27,6 +27,7 @@ class Capture:
         calls: Its calls in order; inputs and outputs as structures over snapshots.
         dropped_calls: Calls beyond `Keep.max_calls`.
         recomputes: Runs under activation checkpointing, which are no calls.
+        table_rows: Embedding tables of which only touched rows are kept: how many of how many.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Capture:
     dropped_calls: int = 0
     recomputes: int = 0
     param_grads: dict[str, Any] = dataclasses.field(default_factory=dict)
+    table_rows: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         cls = self.cls.partition(":")[2]
@@ -60,6 +62,7 @@ def captures_of(trace: Trace) -> list[Capture]:
             dropped_calls=sum(max(w.counts[number] - w.keep.max_calls, 0) for w in trace.watches),
             recomputes=sum(w.recomputes.get(number, 0) for w in trace.watches),
             param_grads=_param_grads(trace, nodes.modules[number]),
+            table_rows=_table_rows(trace, number, by_number[number][0].entered),
         )
         for number in trace.targets
         if number in by_number
@@ -72,6 +75,21 @@ def _param_grads(trace: Trace, module: nn.Module) -> dict[str, Any]:
     grads = trace.watches[0].param_grads
     named = module.named_parameters(remove_duplicate=False)
     return {clean_fqn(name): grads[id(p)] for name, p in named if id(p) in grads}
+
+
+def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, int]]:
+    partly = [snapshot.rows for snapshot in trace.snapshots.taken if snapshot.rows is not None]
+    if trace.keep.weights == "shape" or not partly:
+        return {}
+    nodes, found = trace.nodes, {}
+    for below in nodes.subtree(number):
+        path = nodes.fqns[below][len(nodes.fqns[number]) :].strip(".")
+        for name, value in nodes.state_at(below, moment).parameters.items():
+            ref = value.get("$parameter") if isinstance(value, dict) else None
+            rows = trace.snapshots.taken[int(ref.key[1:])].rows if ref and ref.key else None
+            if rows is not None:
+                found[f"{path}.{name}".strip(".")] = (rows.count, rows.total)
+    return found
 
 
 def coverage_of(trace: Trace) -> CoverageList:
@@ -97,6 +115,7 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
             calls=len(capture.calls),
             dropped_calls=capture.dropped_calls,
             recomputes=recomputes,
+            table_rows=capture.table_rows,
         )
     if not trace.watches:
         reason = "; ".join(trace.warnings) or "no step was traced"

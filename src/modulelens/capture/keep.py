@@ -23,8 +23,8 @@ class Keep:
         max_bytes: Most bytes of tensors kept per trace; what does not fit keeps shapes only, and
             `coverage` names it once the trace is stored. None: no limit.
         max_module_bytes: The same for one module: its own weights, its inputs and outputs.
-        embedding_rows: "all" keeps whole embedding tables. "touched" (only the rows that were
-            looked up) is not there yet: whole tables are kept, and the trace says so.
+        embedding_rows: "touched" keeps, of an embedding table above 1 MiB that only lookups use,
+            the rows that were looked up, unless these are more than half; "all" the whole table.
     """
 
     tensors: Content = "full"
@@ -33,7 +33,7 @@ class Keep:
     max_calls: int = 8
     max_bytes: int | None = None
     max_module_bytes: int | None = None
-    embedding_rows: Literal["touched", "all"] = "all"
+    embedding_rows: Literal["touched", "all"] = "touched"
 
     def __post_init__(self) -> None:
         for name in ("tensors", "weights"):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from modulelens.capture.tables import Rows, is_whole
 from modulelens.records import TensorRef
 from modulelens.tree import dtype_of, spec_of
 
@@ -28,9 +29,10 @@ _LARGE_BYTES = 64 << 20
 class Snapshot:
     """One storage as it was. `data` is on the CPU once `settle` ran.
 
-    `shown` are the references of tensors that lie in it; `start` is where `data` begins in the
-    original storage (0 unless only a part was copied). `version` is torch's write counter, which
-    is what tells a write where bytes can't be compared: on an accelerator.
+    `shown` are references of tensors that lie in it, until `extent` took them; `start` is where
+    `data` begins in the original storage (0 unless only a part was copied). `version` is torch's
+    write counter, which is what tells a write where bytes can't be compared: on an accelerator, and
+    of a table of which only `rows` are taken.
     """
 
     number: int
@@ -43,26 +45,31 @@ class Snapshot:
     retired: bool = False
     start: int = 0
     pending: Any = None
+    rows: Rows | None = None
     shown: list[TensorRef] = dataclasses.field(default_factory=list)
+    _extent: tuple[int, int] = (0, 0)
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The bytes that some tensor showed: from, to. (0, 0): none."""
-        bounds = [
-            _bounds(ref.offset, ref.spec.shape, ref.spec.stride, dtype_of(ref.spec.dtype).itemsize)
-            for ref in self.shown
-            if ref.spec.numel
-        ]
-        if not bounds:
-            return 0, 0
-        lows, highs = zip(*bounds, strict=True)
-        return min(lows), max(highs)
+        """The bytes that some tensor showed, or of the rows: from, to. (0, 0): none."""
+        if self.rows is not None:
+            return 0, self.data.nbytes()
+        while self.shown:
+            ref = self.shown.pop()
+            itemsize = dtype_of(ref.spec.dtype).itemsize
+            low, high = _bounds(ref.offset, ref.spec.shape, ref.spec.stride, itemsize)
+            before = self._extent if self._extent[1] else (low, high)
+            if ref.spec.numel:
+                self._extent = min(low, before[0]), max(high, before[1])
+        return self._extent
 
     def settle(self) -> None:
         """Waits for the copy from an accelerator, if there was one."""
         if self.pending is not None:
             self.pending.synchronize()
             self.pending = None
+        if self.rows is not None and not self.data.nbytes():
+            self.data = self.rows.packed()
 
 
 class _Met(NamedTuple):
@@ -89,6 +96,7 @@ class Snapshots:
         self._group_count = 0
         self._never_shared: dict[int, torch.UntypedStorage] = {}
         self._side_streams: dict[torch.device, Any] = {}
+        self._tables: dict[int, Tensor] = {}
 
     def ref(self, tensor: Tensor) -> TensorRef:
         """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
@@ -103,18 +111,7 @@ class Snapshots:
             number = self._object_count
             self._object_count += 1
         snapshot = self._snapshot(tensor)
-        ref = TensorRef(
-            spec=spec_of(tensor),
-            group=snapshot.group,
-            object=number,
-            offset=int(tensor.storage_offset()),
-            nbytes=snapshot.nbytes,
-            key=f"s{snapshot.number}",
-            leaf=tensor.is_leaf,
-            conj=tensor.is_conj(),
-            neg=tensor.is_neg(),
-        )
-        snapshot.shown.append(ref)
+        ref = _new_ref(tensor, snapshot, number)
         self._met[id(tensor)] = _Met(weakref.ref(tensor), ref, snapshot)
         return ref
 
@@ -141,6 +138,48 @@ class Snapshots:
             tensor.data_ptr()  # un-shares it if it is shared already
             self._never_shared[_C._storage_address(tensor)] = tensor.untyped_storage()
 
+    def watch_tables(self, tables: Iterable[Tensor]) -> None:
+        """From now on takes of these the rows that `look_up` names; what was taken is retired."""
+        self._tables = {_C._storage_address(table): table for table in tables}
+        self.retire([snapshot for snapshot in self.taken if snapshot.rows is not None])
+
+    def look_up(self, table: Tensor, numbers: Tensor) -> None:
+        """Takes rows of a watched table; all of it when they are more than half."""
+        if _C._storage_address(table) not in self._tables:
+            return
+        snapshot = self.taken[int((self.ref(table).key or "")[1:])]
+        if snapshot.rows is not None:
+            snapshot.rows.add(table, numbers)
+            if 2 * snapshot.rows.count > snapshot.rows.total:
+                self._take_whole(table, snapshot)
+
+    def take_tables_whole(self) -> None:
+        """Takes all of every watched table."""
+        for table in list(self._tables.values()):
+            snapshot = self.taken[int((self.ref(table).key or "")[1:])]
+            if snapshot.rows is not None:
+                self._take_whole(table, snapshot)
+
+    def rows_like(self, table: Tensor, gradient: Tensor) -> TensorRef:
+        """A dense gradient's reference: of the rows that were looked up, others being zero."""
+        known = self._by_place.get((_base(table), table.nbytes))
+        alike = gradient.shape == table.shape and is_whole(gradient)
+        if known is None or known.rows is None or not alike or known.version != _version(table):
+            return self.ref(gradient)
+        rows = Rows(gradient)
+        rows.add(gradient, known.rows.numbers)
+        snapshot = Snapshot(
+            number=len(self.taken),
+            group=self._new_group(),
+            base=-1,
+            nbytes=gradient.nbytes,
+            data=torch.UntypedStorage(0),
+            shared=False,
+            rows=rows,
+        )
+        self.taken.append(snapshot)
+        return _new_ref(gradient, snapshot, -1)
+
     def retire(self, snapshots: Iterable[Snapshot]) -> None:
         """These are not met again: their memory is the live tensors' own from now on."""
         for snapshot in snapshots:
@@ -149,6 +188,10 @@ class Snapshots:
 
     def forget_live(self) -> None:
         """Drops all that refers to live tensors. Snapshots taken so far stay valid."""
+        for snapshot in self.taken:
+            if snapshot.rows is not None:
+                snapshot.settle()
+        self._tables.clear()
         self._latest.clear()
         self._by_place.clear()
         self._met.clear()
@@ -174,6 +217,8 @@ class Snapshots:
         if found is not None and (
             found.shared or (same_storage and self._same_bytes(tensor, found))
         ):
+            if found.rows is not None and not is_whole(tensor):
+                self._take_whole(tensor, found)
             return found
         group = known[1].group if same_storage and known else self._new_group()
         snapshot = self._take(tensor, storage, base, group)
@@ -188,9 +233,11 @@ class Snapshots:
     def _take(
         self, tensor: Tensor, storage: torch.UntypedStorage, base: int, group: int
     ) -> Snapshot:
-        start, shared, pending = 0, False, None
+        start, shared, pending, rows = 0, False, None, None
         data: torch.UntypedStorage
-        if not tensor.is_cpu:
+        if _C._storage_address(tensor) in self._tables and is_whole(tensor):
+            data, rows = torch.UntypedStorage(0), Rows(tensor)
+        elif not tensor.is_cpu:
             data, pending = self._from_device(storage)
         elif storage.nbytes() == 0:
             data, shared = torch.UntypedStorage(0), True
@@ -209,9 +256,18 @@ class Snapshots:
             version=_version(tensor),
             start=start,
             pending=pending,
+            rows=rows,
         )
         self.taken.append(snapshot)
         return snapshot
+
+    def _take_whole(self, table: Tensor, snapshot: Snapshot) -> None:
+        """All of a table of which rows were taken; it is still what it was then."""
+        self._tables.pop(_C._storage_address(table), None)
+        whole = self._take(table, table.untyped_storage(), snapshot.base, snapshot.group)
+        self.taken.remove(whole)
+        snapshot.data, snapshot.start, snapshot.shared = whole.data, whole.start, whole.shared
+        snapshot.pending, snapshot.rows = whole.pending, None
 
     def _from_device(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, Any]:
         # A device-side copy is ordered with the step's own kernels; the slow way to the host runs
@@ -235,7 +291,7 @@ class Snapshots:
         storage = tensor.untyped_storage()
         if storage.nbytes() != snapshot.nbytes:
             return False
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu or snapshot.rows is not None:
             same_place = _base(tensor) == snapshot.base
             return same_place and snapshot.version == _version(tensor) >= 0
         low, high = _extent(tensor)
@@ -244,6 +300,22 @@ class Snapshots:
         live = torch.empty(0, dtype=torch.uint8).set_(storage)[low:high]
         kept = torch.empty(0, dtype=torch.uint8).set_(snapshot.data)
         return torch.equal(live, kept[low - snapshot.start : high - snapshot.start])
+
+
+def _new_ref(tensor: Tensor, snapshot: Snapshot, number: int) -> TensorRef:
+    ref = TensorRef(
+        spec=spec_of(tensor),
+        group=snapshot.group,
+        object=number,
+        offset=int(tensor.storage_offset()),
+        nbytes=snapshot.nbytes,
+        key=f"s{snapshot.number}",
+        leaf=tensor.is_leaf,
+        conj=tensor.is_conj(),
+        neg=tensor.is_neg(),
+    )
+    snapshot.shown.append(ref)
+    return ref
 
 
 def _fits(tensor: Tensor, ref: TensorRef) -> bool:

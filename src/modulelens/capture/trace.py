@@ -68,8 +68,6 @@ class Trace:
         self.captures: list[Capture] = []
         self.coverage = CoverageList()
         self.warnings: list[str] = []
-        if self.keep.embedding_rows == "touched":
-            self.warnings.append("embedding_rows='touched' is not there yet: whole tables are kept")
         self.done = False
         self.snapshots = Snapshots()
         self._own_hooks: set[int] = set()

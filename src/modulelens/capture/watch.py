@@ -24,6 +24,7 @@ from torch.optim import optimizer as torch_optimizer
 from modulelens.capture.beside import Beside
 from modulelens.capture.hook import OwnId, put_hook
 from modulelens.capture.keep import Keep
+from modulelens.capture.lookups import Lookups, large_tables
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
 from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngState, RngWatch
@@ -89,6 +90,7 @@ class Watch:
         self._lock = threading.RLock()
         self._deferred: set[int] = set()
         self._quiet: dict[int, list[int]] = {}
+        self._lookups = Lookups(snapshots, (), self._lock)
         self._first = len(snapshots.taken)
 
     # ---- install and remove
@@ -130,6 +132,11 @@ class Watch:
             below = unseen.intersection(self.nodes.subtree(number)) if unseen else ()
             self._quiet[number] = [number, *below]
         noted = self.targets.union(*self._quiet.values())
+        if self.keep.embedding_rows == "touched":
+            modules = self.nodes.modules
+            tables = large_tables((modules[number] for number in noted), modules)
+            self._lookups = Lookups(self.snapshots, tables, self._lock)
+            self._undo.append(self._lookups.install())
         self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
@@ -333,12 +340,14 @@ class Watch:
         return node.register_prehook(arrived)
 
     def _param_grad(self, parameter: int, grad: Tensor) -> None:
-        self._add_gradient(self.param_grads, parameter, grad)
+        ref = functools.partial(self._lookups.ref, parameter)
+        self._add_gradient(self.param_grads, parameter, grad, ref)
 
-    def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor) -> None:
+    def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor, ref: Any = None) -> None:
         # A list: several backward passes of one step add up, which is done when it is stored.
         try:
             with self._lock:
-                into.setdefault(key, []).append(Encoder(self.snapshots.ref).encode(grad))
+                encoder = Encoder(ref or self.snapshots.ref)
+                into.setdefault(key, []).append(encoder.encode(grad))
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]

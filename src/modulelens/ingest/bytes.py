@@ -113,11 +113,12 @@ class Bytes:
         snapshot = self._snapshots[number]
         size = _size(snapshot)
         offset = ref.offset - _low(snapshot) // dtype_of(ref.spec.dtype).itemsize
-        placed = msgspec.structs.replace(ref, key=None, offset=offset, nbytes=size)
+        rows = None if snapshot.rows is None else snapshot.rows.count
+        placed = msgspec.structs.replace(ref, key=None, offset=offset, nbytes=size, rows=rows)
         if not self._keeps(ref, keep, part) and number not in self._digests:
             packed = self._pack(ref, snapshot)
             if packed is None:
-                return msgspec.structs.replace(placed, stats=self._statistics(ref))
+                return msgspec.structs.replace(placed, rows=None, stats=self._statistics(ref))
             self.used.add(packed)
             return msgspec.structs.replace(placed, blob=packed, packed=True)
         if number in self._owned:
@@ -139,6 +140,7 @@ class Bytes:
         if number not in self._packed:
             snapshot.settle()
             fits = ref.spec.dtype in _INTEGERS or few_valued(_as_tensor(ref, snapshot))
+            fits = fits and snapshot.rows is None  # else values of other rows are not known
             data = _compressed(_view(snapshot)) if fits else None
             self._packed[number] = None if data is None else self.put(data)
         return self._packed[number]
@@ -250,4 +252,7 @@ def _tensor(snapshot: Snapshot) -> Tensor:
 def _as_tensor(ref: TensorRef, snapshot: Snapshot) -> Tensor:
     dtype = dtype_of(ref.spec.dtype)
     offset = ref.offset - snapshot.start // dtype.itemsize
+    if snapshot.rows is not None:
+        shape = (snapshot.rows.count, *ref.spec.shape[1:])
+        return torch.empty(0, dtype=dtype).set_(snapshot.data, 0, shape, ref.spec.stride)
     return torch.empty(0, dtype=dtype).set_(snapshot.data, offset, ref.spec.shape, ref.spec.stride)

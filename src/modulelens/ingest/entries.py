@@ -141,6 +141,7 @@ class Ingest:
             recomputes=capture.recomputes,
             param_grads=gradients,
             ties=self._ties(capture),
+            table_rows=capture.table_rows,
             packages=tuple(sorted(packages)),
             roots={p: root for p in packages if (root := _folder(p)) and not _installed(root)},
             main_file=trace.main_file,

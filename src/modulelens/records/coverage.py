@@ -20,7 +20,10 @@ class Fate(Word):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fate of one requested module, and why; `dropped_bytes` did not fit a `Keep` limit."""
+    """The fate of one requested module, and why; `dropped_bytes` did not fit a `Keep` limit.
+
+    `table_rows`: of these embedding tables so many rows were kept, of so many: those looked up.
+    """
 
     fqn: str
     cls: str
@@ -30,6 +33,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped_calls: int = 0
     recomputes: int = 0
     dropped_bytes: int = 0
+    table_rows: dict[str, tuple[int, int]] = {}
 
     def __str__(self) -> str:
         return f"{self.fate}: {self.reason}" if self.reason else str(self.fate)

@@ -24,7 +24,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     that is not torch's own to the digest of its source. `packages` are the top-level packages
     whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each was
     found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
-    of this module (shared ones included, each storage once).
+    of this module (shared ones included, each storage once). `table_rows` says of which embedding
+    tables so many rows were kept, of so many: those that were looked up.
     """
 
     schema: int
@@ -48,6 +49,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recomputes: int = 0
     param_grads: dict[str, Structure] = {}
     ties: dict[str, tuple[str, ...]] = {}
+    table_rows: dict[str, tuple[int, int]] = {}
     packages: tuple[str, ...] = ()
     roots: dict[str, str] = {}
     main_file: str = ""

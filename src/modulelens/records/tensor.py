@@ -71,7 +71,9 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Exactly one of `blob` (a digest) and `key` (a key of the entry's `state.pt`) is set; neither
     is when only the shape was kept. `offset` counts elements from the start of those `nbytes`,
-    which a blob that is `packed` holds compressed (zlib).
+    which a blob that is `packed` holds compressed (zlib). With `rows`, those bytes are that many
+    rows of a table, and behind them their numbers (int64); the others were not used, and come back
+    as zeros.
     Tensors with the same `group` shared memory in the live model; tensors of different groups
     did not, even when their bytes are equal and so share one blob. References with the same
     `object` (not -1) were one tensor object.
@@ -85,6 +87,7 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blob: str | None = None
     key: str | None = None
     packed: bool = False
+    rows: int | None = None
     leaf: bool = True
     conj: bool = False
     neg: bool = False

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from modulelens.records import Coverage, Fate
-from modulelens.report.quantity import plural
+from modulelens.report.quantity import plural, rows_of
 from modulelens.report.table import table
 
 
@@ -21,6 +21,9 @@ def coverage_report(coverage: Sequence[Coverage], *, limit: int = 20) -> str:
     if missed:
         rows = [(item.fqn or "(root)", item.cls, item.fate.value, _why(item)) for item in missed]
         lines.append(table(("MODULE", "CLASS", "FATE", "REASON"), rows[:limit]))
+    tables = {".".join((c.fqn, n)).strip("."): r for c in coverage for n, r in c.table_rows.items()}
+    if tables:
+        lines.append(f"tables: {rows_of(tables, limit)}")
     if len(missed) > limit:
         lines.append(f"... {plural(len(missed), 'line')} in all")
     return "\n".join(lines)

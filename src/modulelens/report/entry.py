@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modulelens.records import Grade, Metadata
 from modulelens.report.entry_view import CallView, EntryView, TensorView
-from modulelens.report.quantity import count, duration, plural, size
+from modulelens.report.quantity import count, duration, plural, rows_of, size
 from modulelens.report.table import clean, clean_block, indent, pairs, table
 
 
@@ -58,6 +58,7 @@ def _facts(view: EntryView) -> str:
             ("grade", grade_line(view.grade)),
             ("calls", _call_counts(view)),
             ("ties", ", ".join(" = ".join((k, *v)) for k, v in view.ties.items())),
+            ("tables", rows_of(view.table_rows)),
             ("tags", ", ".join(view.tags)),
             ("measured", _measured(view)),
         ]

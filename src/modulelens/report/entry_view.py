@@ -70,6 +70,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: int = 1
     grade: Grade | None = None
     ties: dict[str, tuple[str, ...]] = {}
+    table_rows: dict[str, tuple[int, int]] = {}
     tags: tuple[str, ...] = ()
     median_s: float | None = None
     forward_s: float | None = None
@@ -110,6 +111,7 @@ def entry_view(metadata: Metadata, *, call: int | None = None) -> EntryView:
         recomputes=metadata.recomputes,
         grade=metadata.grade,
         ties=metadata.ties,
+        table_rows=metadata.table_rows,
         tags=metadata.tags,
         median_s=measured.median_s if measured else None,
         forward_s=profile.forward_s if profile else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -12,6 +14,13 @@ def count(value: float) -> str:
         if abs(value) >= unit:
             return f"{value / unit:.3g}{letter}"
     return f"{value:g}"
+
+
+def rows_of(tables: Mapping[str, tuple[int, int]], limit: int = 4) -> str:
+    """Of each table: the rows that are there, of how many."""
+    told = [f"{name} rows {kept:,} of {total:,}" for name, (kept, total) in tables.items()]
+    more = [f"... {plural(len(told), 'table')} in all"] if len(told) > limit else []
+    return ", ".join([*told[:limit], *more])
 
 
 def size(nbytes: int) -> str:

@@ -120,6 +120,8 @@ class _Judge:
         if not self._same:
             inputs = run.args, run.kwargs
             warnings = (*warnings, *doubts(expected, leaves, anchor=anchor, inputs=inputs))
+        if self._replay.gap and not verdict(leaves).status.passed:
+            warnings = (*warnings, self._replay.gap)
         return verdict(leaves, code=self._name, call=number, warnings=warnings)
 
     def _backwards(self, number: int, run: Run, trial: Trial) -> list[LeafCheck]:

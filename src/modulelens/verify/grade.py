@@ -129,6 +129,8 @@ def _grade_outputs(
     level, reason, _ = _steady(replay, ready, call, output)
     if level is GradeLevel.NO:
         return level, reason, worst
+    if replay.gap:
+        return GradeLevel.NO, (Reason.NOT_KEPT.value, f"{found.reason}; {replay.gap}"), worst
     return GradeLevel.NO, (Reason.MISMATCH.value, found.reason), worst
 
 

@@ -1,0 +1,46 @@
+"""Rows that were taken of an embedding table. Knows tables, no lookups and no disk."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """The rows that were looked up of one table while its values stayed what they are.
+
+    Args:
+        table: Of shape (rows, width).
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self._seen = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self.count = 0
+        self.total = len(table)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers of the rows, int64."""
+        return torch.cat([self._seen.new_empty(0, dtype=torch.long), *(n for n, _ in self._parts)])
+
+    def add(self, table: Tensor, numbers: Tensor) -> None:
+        """Takes those rows that were not taken yet."""
+        numbers = numbers.detach().reshape(-1).long()
+        new = numbers[~self._seen[numbers]].unique()
+        if new.numel():
+            self._seen[new] = True
+            self._parts.append((new, table.detach().index_select(0, new)))
+            self.count += new.numel()
+
+    def packed(self) -> torch.UntypedStorage:
+        """On the CPU: the rows, in the order of their numbers, and behind them the numbers."""
+        numbers, order = self.numbers.cpu().sort()
+        rows = [part.cpu() for _, part in self._parts]
+        parts = [torch.cat(rows)[order].view(torch.uint8).reshape(-1)] if rows else []
+        return torch.cat([*parts, numbers.view(torch.uint8)]).untyped_storage()
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether it shows all of its storage, in its order."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
