@@ -5,11 +5,11 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modulelens.errors import NotFound, TimedOut, UsageError
+from modulelens.errors import NotFound, UsageError
 from modulelens.records import (
     Check,
     Comparison,
@@ -18,7 +18,6 @@ from modulelens.records import (
     Metadata,
     Profile,
     SourceRef,
-    Status,
 )
 from modulelens.store import LocalStore
 
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from modulelens.measure.apart import Apart
     from modulelens.replay import Replay
     from modulelens.report.diff import EntryDiff
 
 Candidate = Any
 _CHECK_TIMEOUT_S = 300.0
+_WATCH_TIMEOUT_S = 60.0
 
 
 class Entry:
@@ -194,7 +195,7 @@ class Entry:
         call: int | None = None,
         backward: bool = False,
         *,
-        timeout_s: float = _CHECK_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Check:
         """Does the rebuilt module, or a candidate, compute what was captured?
 
@@ -205,11 +206,12 @@ class Entry:
                 loaded in an isolated worker.
             call: One call; None: all.
             backward: Compare gradients as well.
-            timeout_s: Limit for a candidate in the worker.
+            timeout_s: Limit in the worker, 300 s by default. Given without a candidate, the module
+                is checked in a worker as well: it may crash or hang.
         """
-        if isinstance(candidate, str):
-            task = {"call": call, "backward": backward, "candidate": candidate}
-            return _check_apart(task | self._address(), timeout_s)
+        if isinstance(candidate, str) or (candidate is None and timeout_s is not None):
+            with self._apart(candidate, call, backward, timeout_s or _CHECK_TIMEOUT_S) as apart:
+                return apart.check()
         from modulelens.verify import check
 
         name = (
@@ -221,6 +223,45 @@ class Entry:
             edited = self._replay(class_map={self.cls: candidate})
             return check(edited, call=call, backward=backward, name=name, reference=self._replay())
         return check(self._replay(), candidate, call=call, backward=backward, name=name)
+
+    def watch(
+        self,
+        candidate: str | None = None,
+        call: int | None = None,
+        backward: bool = False,
+        *,
+        timeout_s: float = _WATCH_TIMEOUT_S,
+        started: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> Generator[Check, None, None]:
+        """The edit loop: a verdict now, and one after each edit. Endless; `close()` it.
+
+        Watched are the files of the user's that the code is imported from, and the candidate's.
+        Each verdict is that of a new process; `changed` and `after_save_s` tell of the edit.
+
+        Args:
+            candidate: None: the module with today's code. `"file.py:Name"`: as for `check`.
+            call: One call; None: all.
+            backward: Compare gradients as well.
+            timeout_s: Limit of one check. An edit meanwhile ends it, and the next one begins.
+            started: Called with the files that changed whenever a check begins.
+
+        Raises:
+            NotFound: There is no such candidate at the start; later that is a verdict.
+        """
+        from modulelens.measure.apart import watch
+
+        source = self.source.file if self.source else ""
+        paths = [source, self.metadata.main_file, (candidate or "").rpartition(":")[0]]
+        with self._apart(candidate, call, backward, timeout_s) as apart:
+            yield from watch(apart, filter(None, paths), started or (lambda _changed: None))
+
+    def _apart(
+        self, candidate: str | None, call: int | None, backward: bool, timeout_s: float
+    ) -> Apart:
+        from modulelens.measure.apart import Apart
+
+        task = {"call": call, "backward": backward, "candidate": candidate}
+        return Apart(task | self._address(), path=_import_path(), timeout_s=timeout_s)
 
     def _address(self) -> dict[str, Any]:
         return {"repo": str(self._store.root), "entry": self.id, "allow": list(self._allow)}
@@ -336,19 +377,3 @@ def _import_path() -> list[str]:
 
     # The worker imports what this process can, also from the script's own folder.
     return [os.path.abspath(p or ".") for p in sys.path]  # noqa: PTH100 - resolve() follows links
-
-
-def _check_apart(task: dict[str, Any], timeout_s: float) -> Check:
-    import msgspec
-
-    from modulelens.errors import ForeignError, WorkerCrashed
-    from modulelens.measure.worker import Worker
-
-    code = task["candidate"]
-    try:
-        with Worker(timeout_s=timeout_s, path=_import_path()) as worker:
-            return msgspec.convert(worker.call("modulelens.tasks:check_task", task), Check)
-    except TimedOut as error:
-        return Check(status=Status.TIMEOUT, reason=error.message, code=code)
-    except (ForeignError, WorkerCrashed) as error:
-        return Check(status=Status.RUNTIME_ERROR, reason=error.message, code=code)

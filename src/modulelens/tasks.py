@@ -5,6 +5,10 @@ Called by name with JSON; knows a repo by its path. The near side is in `repo.py
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,13 @@ from typing import Any
 import msgspec
 
 from modulelens.entry import Entry
+from modulelens.errors import UsageError
 from modulelens.measure.candidate import load_candidate
+from modulelens.measure.imports import is_own, loaded_files, note_own
 from modulelens.records import Grade
 from modulelens.store import LocalStore
+from modulelens.store.files import use_one_thread
+from modulelens.stored import hold
 from modulelens.verify import grade_init, grade_structure
 
 
@@ -40,10 +48,45 @@ def grade_task(*, repo: str, entry: str, allow: list[str], structure: Any = None
 
 
 def check_task(
-    *, repo: str, entry: str, allow: list[str], candidate: str, call: int | None, backward: bool
+    *,
+    repo: str,
+    entry: str,
+    allow: list[str],
+    candidate: str | None,
+    call: int | None,
+    backward: bool,
+    notes: str,
 ) -> Any:
-    """Checks one candidate of a file."""
+    """`[verdict on today's code or on a file's candidate, packages' modules that it imported]`.
+
+    Which files of the user's it imported, `notes` says, also when it ends in another way.
+    """
+    known = set(sys.modules)
+    note_own(notes)
     found = _entry(repo, entry, allow)
     found._replay()  # makes the entry's package importable, which the candidate may import
-    checked = found.check(load_candidate(candidate), call, backward)
-    return msgspec.to_builtins(msgspec.structs.replace(checked, code=candidate))
+    checked = found.check(load_candidate(candidate) if candidate else None, call, backward)
+    checked = msgspec.structs.replace(checked, code=candidate or "")
+    modules = [name for name, file in loaded_files(known).items() if not is_own(file)]
+    return [msgspec.to_builtins(checked), modules]
+
+
+def hold_task(*, repo: str, entry: str, modules: list[str]) -> list[str]:
+    """Lets all later checks find packages imported, and the entry's bytes in memory.
+
+    Returns:
+        Files whose edit this process would not see: what is loaded of the user's own and of the
+        packages that the entry is made of.
+    """
+    use_one_thread()
+    for name in modules:
+        with contextlib.suppress(Exception):  # boundary: a check imports it itself, and tells
+            importlib.import_module(name)
+    if threading.active_count() > 1:
+        raise UsageError(f"among {modules} is one that starts a thread, which no fork has")
+    store = _store(repo)
+    metadata = store.metadata(entry)
+    hold(store, metadata)
+    packages = set(metadata.packages) - {"torch"}
+    files = loaded_files()
+    return [f for name, f in files.items() if name.partition(".")[0] in packages or is_own(f)]

@@ -18,7 +18,7 @@ FROZEN = {
     "ls": "[PREFIX] --repo --limit --offset --json",
     "show": "REF --repo --call --source --json",
     "find": "TERMS... --repo --limit --offset --json",
-    "check": "REF [CANDIDATE] --repo --call --backward --json",
+    "check": "REF [CANDIDATE] --repo --call --backward --watch --timeout --json",
     "bench": "REF [CANDIDATE] --repo --no-backward --budget --fail-below --out --json",
     "profile": "REF --repo --limit --trace-file --json",
     "diff": "OLD NEW --repo --json",

@@ -10,10 +10,10 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
-from modulelens.cli.command import Command
+from modulelens.cli.command import Command, Reply
 from modulelens.errors import ModuleLensError, UsageError
 
 COMMANDS = (
@@ -91,25 +91,35 @@ def _dispatch(words: list[str]) -> int:
 
 
 def run(name: str, values: dict[str, Any]) -> int:
-    """Runs a command with its parameters, prints the answer, returns the exit code."""
+    """Runs a command with its parameters, prints each answer, returns the last one's exit code."""
     from modulelens.cli.output import envelope, stdout_kept_clean, warnings_noted, write
 
     command = load(name)
     as_json = values.pop("json") or os.environ.get("MODULELENS_OUTPUT") == "json"
-    noticed: list[str] = []
-    with contextlib.ExitStack() as scope:
-        if not command.rest:  # the warnings of a user's own script are shown as they come
-            scope.enter_context(warnings_noted(noticed))
-        if as_json:
-            scope.enter_context(stdout_kept_clean())
-        reply = command.run(**values)
-    if as_json:
-        write(envelope(name, reply, noticed).decode(), sys.stdout)
-    else:
-        for text in [*reply.warnings, *noticed]:
-            write(f"warning: {text}", sys.stderr)
-        write(reply.text, sys.stdout)
-    return reply.failure.exit_code if reply.failure else 0
+    code = 0
+    with contextlib.closing(_replies(command, values)) as replies:
+        while True:
+            noticed: list[str] = []
+            with contextlib.ExitStack() as scope:
+                if not command.rest:  # the warnings of a user's own script are shown as they come
+                    scope.enter_context(warnings_noted(noticed))
+                if as_json:
+                    scope.enter_context(stdout_kept_clean())
+                reply = next(replies, None)
+            if reply is None:
+                return code
+            if as_json:
+                write(envelope(name, reply, noticed).decode(), sys.stdout)
+            else:
+                for text in [*reply.warnings, *noticed]:
+                    write(f"warning: {text}", sys.stderr)
+                write(reply.text, sys.stdout)
+            code = reply.failure.exit_code if reply.failure else 0
+
+
+def _replies(command: Command, values: dict[str, Any]) -> Generator[Reply, None, None]:
+    answer = command.run(**values)
+    yield from [answer] if isinstance(answer, Reply) else answer
 
 
 def _wants_json(words: list[str]) -> bool:

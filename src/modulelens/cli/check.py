@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Generator, Iterator
+
 from modulelens.cli.command import CALL, CANDIDATE, REF, REPO, Command, Option, Reply
 from modulelens.cli.repos import open_entry, with_repo
-from modulelens.errors import CheckFailed, ModuleLensError, TimedOut
+from modulelens.errors import CheckFailed, ModuleLensError, TimedOut, UsageError
 from modulelens.records import Check, Status
 from modulelens.report.check import check_report, worst_line
+from modulelens.report.table import clean
+
+_TIMEOUT_S = 300.0
+_WATCH_TIMEOUT_S = 60.0
 
 
 def run(
-    *, ref: str, candidate: str | None, repo: str | None, call: int | None, backward: bool
-) -> Reply:
-    """Runs one check and reports the verdict; a mismatch is exit code 4."""
+    *,
+    ref: str,
+    candidate: str | None,
+    repo: str | None,
+    call: int | None,
+    backward: bool,
+    watch: bool,
+    timeout: float | None,
+) -> Reply | Iterator[Reply]:
+    """Runs one check, or one after each edit; a mismatch is exit code 4."""
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"--timeout {timeout:g}: a check needs more than 0 seconds")
     entry = open_entry(ref, repo)
-    check = entry.check(candidate, call=call, backward=backward)
-    name = f"{entry.name}@v{entry.version}" + (f" with {candidate}" if candidate else "")
-    measured = f"{ref} {candidate}" if candidate else ref
-    verb = "bench" if check else "show"
-    return Reply(
-        check,
-        check_report(check, name=name),
-        next=[with_repo(f"{verb} {measured if check else ref}", repo)],
-        failure=None if check else failure(check, name),
-    )
+
+    def reply(check: Check) -> Reply:
+        name = f"{entry.name}@v{entry.version}" + (f" with {candidate}" if candidate else "")
+        next_words = f"show {ref}"
+        if check:
+            next_words = f"bench {ref} {candidate}" if candidate else f"bench {ref}"
+        return Reply(
+            check,
+            check_report(check, name=name),
+            next=[with_repo(next_words, repo)],
+            failure=None if check else failure(check, name),
+        )
+
+    if watch:
+        limit_s = timeout or _WATCH_TIMEOUT_S
+        verdicts = entry.watch(candidate, call, backward, timeout_s=limit_s, started=_show_start)
+        return _replies(verdicts, reply)
+    return reply(entry.check(candidate, call, backward, timeout_s=timeout or _TIMEOUT_S))
+
+
+def _replies(
+    verdicts: Generator[Check, None, None], reply: Callable[[Check], Reply]
+) -> Iterator[Reply]:
+    """One answer per verdict; Ctrl-C ends them, and the last one gives the exit code."""
+    seen = False
+    with contextlib.closing(verdicts):
+        try:
+            for check in verdicts:
+                _show("")
+                yield reply(check)
+                seen = True
+                _show("waiting for an edit, Ctrl-C ends")
+        except KeyboardInterrupt:
+            _show("")
+            if not seen:
+                raise
+
+
+def _show_start(changed: tuple[str, ...]) -> None:
+    _show(f"checking {clean(', '.join(changed))}")
+
+
+def _show(text: str) -> None:
+    """A line on the terminal that the next one replaces."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def failure(check: Check, name: str) -> ModuleLensError:
@@ -39,5 +93,11 @@ COMMAND = Command(
     "modulelens check dlrm/over_arch fused.py:FusedMLP --backward",
     Check,
     arguments=(REF, CANDIDATE),
-    options=(REPO, CALL, Option("--backward", bool, "Compare gradients too.")),
+    options=(
+        REPO,
+        CALL,
+        Option("--backward", bool, "Compare gradients too."),
+        Option("--watch", bool, "Check again after each edit, until Ctrl-C."),
+        Option("--timeout", float, "Limit of one check; 300, with --watch 60.", metavar="SECONDS"),
+    ),
 )

@@ -5,7 +5,7 @@ One definition feeds the quick parser, typer, `modulelens commands` and the test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from modulelens.errors import ModuleLensError
@@ -62,11 +62,12 @@ class Reply(NamedTuple):
 class Command(NamedTuple):
     """One command.
 
-    `data` is the type of `Reply.data`. `rest` hands what follows the first positional argument to
-    the command, options too, instead of reading them.
+    A command that goes on answers one `Reply` after another. `data` is the type of `Reply.data`.
+    `rest` hands what follows the first positional argument to the command, options too, instead of
+    reading them.
     """
 
-    run: Callable[..., Reply]
+    run: Callable[..., Reply | Iterator[Reply]]
     summary: str
     example: str
     data: type

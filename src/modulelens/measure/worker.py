@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -28,6 +28,11 @@ from modulelens import errors
 _START_S = 180.0
 _GRACE_S = 10.0
 _TAIL_BYTES = 8192
+_TICK_S = 0.02
+
+
+class Stopped(Exception):
+    """A call ended because its `stop` said so; the process that ran it is gone."""
 
 
 class Worker:
@@ -35,7 +40,8 @@ class Worker:
 
     Args:
         timeout_s: Wall-clock limit of one call.
-        memory_bytes: Most memory that one call may map on top of the warm process; None: no limit.
+        memory_bytes: Most data that one call may hold on top of the warm process; None: what the
+            machine has to spare when the call begins.
         path: Folders put in front of `sys.path`.
         preload: Modules imported before the first call.
     """
@@ -52,6 +58,7 @@ class Worker:
         self._config = {"path": list(path), "preload": list(preload), "memory": memory_bytes}
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
+        self._output: IO[bytes]
         self._tail = bytearray()
         self._lock = threading.Lock()
 
@@ -78,6 +85,7 @@ class Worker:
         *,
         timeout_s: float | None = None,
         isolate: bool = True,
+        stop: Callable[[], bool] | None = None,
     ) -> Any:
         """Runs `package.module:function(**args)` and returns its result as plain JSON values.
 
@@ -87,20 +95,23 @@ class Worker:
             timeout_s: Limit of this call; None: the worker's.
             isolate: Run in a fork of its own. False reuses one process for many calls: faster,
                 but a call sees what earlier ones left behind.
+            stop: Asked again and again while it runs; True ends it.
 
         Raises:
+            Stopped: `stop` said so.
             TimedOut: It did not end in time; the process that ran it is gone.
             WorkerCrashed: Its process died.
             ForeignError: It raised. An error of ModuleLens' own is raised again as it was.
         """
-        return self._ask("isolated" if isolate else "shared", target, args, timeout_s)
+        request = {"kind": "isolated" if isolate else "shared", "target": target, "args": args}
+        return self._ask(request, timeout_s, stop)
 
     def warm(self, target: str, args: dict[str, Any] | None = None) -> Any:
         """Runs a trusted function in the warm process itself: all later calls find its effect.
 
         Only for code that starts no threads, as reading a payload into memory.
         """
-        return self._ask("warm", target, args, None)
+        return self._ask({"kind": "warm", "target": target, "args": args}, _START_S)
 
     def close(self) -> None:
         """Ends the warm process and all it started. A later call starts a new one."""
@@ -108,6 +119,7 @@ class Worker:
         if process is None:
             return
         self._pipe.close()  # the warm process ends itself, and what it started, at this
+        self._output.close()
         try:
             process.wait(timeout=2)
         except subprocess.TimeoutExpired:
@@ -116,7 +128,10 @@ class Worker:
             process.wait()
 
     def _ask(
-        self, kind: str, target: str, args: dict[str, Any] | None, timeout_s: float | None
+        self,
+        request: dict[str, Any],
+        timeout_s: float | None,
+        stop: Callable[[], bool] | None = None,
     ) -> Any:
         limit = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
@@ -125,20 +140,23 @@ class Worker:
                     self.close()
                     self._start()
                 self._tail.clear()
-                request = {"kind": kind, "target": target, "args": args or {}, "limit": limit}
-                reply = self._exchange(request, limit + _GRACE_S)
+                request |= {"args": request["args"] or {}, "limit": limit}
+                reply = self._exchange(request, limit + _GRACE_S, stop)
             except BaseException:  # boundary: Ctrl-C and a dead worker alike leave no process
                 self.close()
                 raise
         if "result" in reply:
             return reply["result"]
-        raise self._error(reply, target, limit)
+        if "stopped" in reply:
+            raise Stopped
+        raise self._error(reply, request["target"], limit)
 
     def _start(self) -> None:
         self._pipe, far = Pipe()
         folders = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "modulelens.measure.worker_main", str(far.fileno())],
+            bufsize=0,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -147,21 +165,28 @@ class Worker:
             start_new_session=True,
         )
         far.close()
-        threading.Thread(target=self._drain, args=(self._process.stdout,), daemon=True).start()
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
         self._exchange(self._config, _START_S)
 
-    def _drain(self, stream: Any) -> None:
-        with stream:
-            while chunk := stream.read1(65536):
-                self._tail += chunk
-                del self._tail[:-_TAIL_BYTES]
-
-    def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
+    def _exchange(
+        self, message: Any, timeout_s: float, stop: Callable[[], bool] | None = None
+    ) -> dict[str, Any]:
         how = f"gave no answer in {timeout_s:.0f} s"
+        deadline = time.monotonic() + timeout_s
+        sources: list[Any] = [self._output, self._pipe]
         try:
             self._pipe.send_bytes(msgspec.json.encode(message))
-            if self._pipe.poll(timeout_s):
-                return msgspec.json.decode(self._pipe.recv_bytes(), type=dict[str, Any])
+            while (left := deadline - time.monotonic()) > 0:
+                ready: list[Any] = wait(sources, min(left, _TICK_S) if stop else left)
+                # First, so that what was printed before the answer is known with it.
+                if self._output in ready:
+                    self._drain(sources)
+                elif ready:
+                    return msgspec.json.decode(self._pipe.recv_bytes(), type=dict[str, Any])
+                if stop and stop():
+                    self._pipe.send_bytes(b'{"kind": "stop"}')
+                    stop = None
         except (EOFError, OSError):
             how = "ended"
         raise errors.WorkerCrashed(
@@ -169,8 +194,14 @@ class Worker:
             hint="check that this interpreter can import modulelens and torch",
         )
 
+    def _drain(self, sources: list[Any]) -> None:
+        chunk = self._output.read(65536)
+        self._tail += chunk
+        del self._tail[:-_TAIL_BYTES]
+        if not chunk:
+            sources.remove(self._output)
+
     def _last_words(self) -> str:
-        time.sleep(0.1)  # lets them arrive
         text = self.output_tail.strip()
         return f"; its last output:\n{text[-2000:]}" if text else ""
 

@@ -56,10 +56,10 @@ class _WarmProcess:
         self._asker.send_bytes(b"{}")
         while (request := _received(self._asker)) is not None:
             message = msgspec.json.decode(request)
-            reply = _reply(message) if message["kind"] == "warm" else self._run(request, message)
-            if reply is None:
-                break
-            self._asker.send_bytes(reply)
+            if message["kind"] == "warm":
+                self._asker.send_bytes(_reply(message))
+            elif message["kind"] != "stop" and not self._run(request, message):
+                break  # a stop may come after the answer that it was to prevent
         if self._shared:
             self._shared.end()
 
@@ -74,17 +74,20 @@ class _WarmProcess:
             # A thread pool made before a fork is dead after it, and the fork would wait for it.
             sys.modules["torch"].set_num_threads(1)
 
-    def _run(self, request: bytes, message: dict[str, Any]) -> bytes | None:
+    def _run(self, request: bytes, message: dict[str, Any]) -> bool:
+        """Has a call run and answers; False when nobody asks any more."""
         shared = message["kind"] == "shared"
         executor = (self._shared if shared else None) or self._fork()
         self._shared = executor if shared else self._shared
         with contextlib.suppress(BrokenPipeError):
             executor.pipe.send_bytes(request)
         reply, keep = self._wait(executor, time.monotonic() + message["limit"])
+        if reply is not None:
+            self._asker.send_bytes(reply)  # ending a process that holds a module takes a while
         if not (shared and keep):
             executor.end()
             self._shared = None if shared else self._shared
-        return reply
+        return reply is not None
 
     def _wait(self, executor: _Executor, deadline: float) -> tuple[bytes | None, bool]:
         """The answer, None when the asker is gone; and whether the executor lives on."""
@@ -96,8 +99,8 @@ class _WarmProcess:
                 return data, True
             if executor.pipe in ready or ended:
                 return _crash(executor.pid), False
-            if ready:
-                return None, False
+            if ready:  # the asker says stop, or is gone
+                return b'{"stopped": true}' if _received(self._asker) else None, False
         return b'{"timeout": true}', False
 
     def _fork(self) -> _Executor:
@@ -116,18 +119,28 @@ class _WarmProcess:
             os.setpgid(0, 0)
             self._limit()
             while (request := _received(pipe)) is not None:
-                pipe.send_bytes(_reply(msgspec.json.decode(request)))
+                message = msgspec.json.decode(request)
+                # Shortly before it is stopped, it says where it is.
+                faulthandler.dump_traceback_later(max(message["limit"] - 0.2, 0.05))
+                pipe.send_bytes(_reply(message))
+                faulthandler.cancel_dump_traceback_later()
         finally:
             os._exit(0)
 
     def _limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if self._memory is not None:
-            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            limit = mapped + self._memory
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if Path("/proc/self/statm").exists():
+            Path("/proc/self/oom_score_adj").write_text("1000")  # first to go where memory ends
+            held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+            limit = held + (self._memory or _spare_bytes())
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(self._threads)
+
+
+def _spare_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
 
 
 def _reply(message: dict[str, Any]) -> bytes:

@@ -72,7 +72,12 @@ class LeafCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdict of one run against what was captured; `status` is the worst of `leaves`."""
+    """The verdict of one run against what was captured; `status` is the worst of `leaves`.
+
+    `printed` is the end of what the code printed, where it ran in a process of its own. In an edit
+    loop `changed` are the files edited since the last verdict, and `after_save_s` the seconds from
+    the last save to this one.
+    """
 
     status: Status
     leaves: tuple[LeafCheck, ...] = ()
@@ -80,6 +85,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str = ""
     call: int = 0
     warnings: tuple[str, ...] = ()
+    printed: str = ""
+    changed: tuple[str, ...] = ()
+    after_save_s: float | None = None
 
     def __bool__(self) -> bool:
         """True when the run reproduces what was captured."""

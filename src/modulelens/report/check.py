@@ -7,17 +7,21 @@ from modulelens.report.quantity import error, plural
 from modulelens.report.table import clean, clean_block, indent, table
 
 _MOST_LEAVES = 20
+_MOST_FILES = 3
 
 
 def check_report(check: Check, *, name: str) -> str:
     """One line for a pass; the deciding leaf, the others, and the reason for anything else."""
-    parts = [f"{check.status.value}  {clean(name)}, call {check.call}: {_summary(check)}"]
+    told = f"{clean(name)}, call {check.call}: {_summary(check)}{_edit(check)}"
+    parts = [f"{check.status.value}  {told}"]
     if check.worst is None and len(check.reason.splitlines()) > 1:
         parts.append(indent(clean_block(check.reason)))
     differing = [leaf for leaf in check.leaves if leaf.status.value != "EXACT"]
     if differing:
         parts.append(indent(_leaves(differing, check.worst)))
     parts += [f"warning: {clean(text)}" for text in check.warnings]
+    if check.printed.strip():
+        parts.append("it printed:\n" + indent(clean_block(check.printed.rstrip())))
     return "\n".join(parts)
 
 
@@ -44,6 +48,15 @@ def _summary(check: Check) -> str:
     if check.status.value == "EXACT":
         return f"{compared} bit-equal"
     return f"{compared} within bounds, worst {worst_line(check)}"
+
+
+def _edit(check: Check) -> str:
+    """In an edit loop: how soon the verdict came, and which files had changed."""
+    if check.after_save_s is None:
+        return ""
+    files, more = check.changed[:_MOST_FILES], len(check.changed) - _MOST_FILES
+    names = ", ".join(map(clean, files)) or "the save"
+    return f" ({check.after_save_s:.2f} s after {names}{f' and {more} more' if more > 0 else ''})"
 
 
 def _leaves(differing: list[LeafCheck], worst: LeafCheck | None) -> str:

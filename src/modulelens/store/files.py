@@ -145,10 +145,11 @@ def digest_of_file(path: Path) -> str:
 _may_use_threads = True
 
 
-def _in_fork() -> None:
+def use_one_thread() -> None:
+    """From here on, this process hashes on one thread: it is a fork, or will have some."""
     # The hash's thread pool does not survive a fork: its threads stay behind, and who waits for
     # them waits for ever.
     globals()["_may_use_threads"] = False
 
 
-os.register_at_fork(after_in_child=_in_fork)
+os.register_at_fork(after_in_child=use_one_thread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -24,8 +25,10 @@ ALLOWED_PACKAGES = frozenset(
 _SAFE_BUILTINS = frozenset(
     {"abs", "all", "any", "bool", "bytes", "complex", "dict", "float", "frozenset", "int", "len"}
     | {"list", "max", "min", "object", "pow", "range", "reversed", "round", "set", "slice"}
-    | {"sorted", "str", "sum", "tuple", "type", "zip", "Exception"}
+    | {"sorted", "str", "sum", "tuple", "type", "zip", "Exception", "NoneType"}
 )
+#: Marks of the standard library that signatures hold; their modules do more than that.
+_MARKS = frozenset({"inspect:_empty", "typing:Any"})
 #: What lies in allowed packages and fetches or runs code that its arguments name.
 _LOADING_MODULES = (
     *("torch.hub", "torch.package", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
@@ -41,6 +44,8 @@ def path_of(value: Any) -> str | None:
     """`module:qualname` from which importing gives this very object, None when nothing does."""
     homes: tuple[Any, ...] = (getattr(value, "__module__", None),)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if value is types.NoneType:
+        return "types:NoneType"
     if isinstance(value, types.BuiltinFunctionType):
         # What C code says of its home is often not where it can be imported from.
         homes, name = (*_BUILTIN_HOMES, *homes), value.__name__
@@ -90,6 +95,7 @@ class Importer:
         self.packages = ALLOWED_PACKAGES | frozenset(packages)
         self.redirect = redirect or {}
         self.main = main
+        self._failed: dict[str, Exception] = {}
 
     def get(self, path: str) -> Any:
         """The object that `module:qualname` names.
@@ -102,7 +108,7 @@ class Importer:
             return self.redirect[path]
         module, _, name = path.partition(":")
         package = module.partition(".")[0]
-        safe = module == "builtins" and name in _SAFE_BUILTINS
+        safe = (module == "builtins" and name in _SAFE_BUILTINS) or path in _MARKS
         if package not in self.packages and not safe:
             hint = f"allow it: Repo(..., allow=[{package!r}])"
             raise untrusted(f"{path} is outside the packages allowed for this entry", hint)
@@ -132,13 +138,17 @@ class Importer:
 
     def _import(self, path: str, module: str, name: str) -> Any:
         try:
+            # A second try would fail in another way, at what the first one left half done.
+            if module in self._failed:
+                raise self._failed[module]
             found: Any = importlib.import_module(module)
         except Exception as error:  # boundary: importing runs the user's module
+            self._failed[module] = error
             hint = f"`python -c 'import {module}'` shows the failure"
             if isinstance(error, ImportError):
                 hint = f"install or add to PYTHONPATH what provides {error.name or module!r}"
             raise ClassNotFound(
-                f"{path} cannot be imported: {type(error).__name__}: {error}", hint=hint
+                f"{path} cannot be imported: {type(error).__name__}: {_told(error)}", hint=hint
             ) from error
         for part in name.split("."):
             owner, found = found, getattr(found, part, None)
@@ -147,7 +157,7 @@ class Importer:
                     f"{path} is gone: {module} ({getattr(owner, '__file__', '?')}) has no {name!r}",
                     hint="pass class_map={old: new} if it was moved or renamed",
                 )
-            if not self._belongs(found):
+            if path not in _MARKS and not self._belongs(found):
                 raise untrusted(f"{path} leads out of the packages allowed for this entry")
         return found
 
@@ -160,3 +170,12 @@ class Importer:
         if package == "builtins":
             return getattr(found, "__name__", "") in _SAFE_BUILTINS
         return package not in sys.stdlib_module_names or package.lstrip("_") in self.packages
+
+
+def _told(error: Exception) -> str:
+    """What happened, and in which line of which file."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.msg} ({error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<")]
+    return f"{error} ({places[-1]})"
