@@ -8,7 +8,7 @@ enough alone (`docs/rebuild.md`); verification picks the one that replays exactl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -18,14 +18,15 @@ from torch.nn.utils import parametrize
 from modulelens.context import preserved_rng
 from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
 from modulelens.rebuild.ancestor import Ancestor
+from modulelens.rebuild.initial import Spared, no_values
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
 from modulelens.rebuild.today import Today
 from modulelens.records import ModuleNode
 from modulelens.tree import Decoder, Importer, display_path
-from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
 Strategy = Literal["structure", "init"]
+_Places = list[tuple[str, Callable[[], contextlib.AbstractContextManager[None]]]]
 STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_forward_pre_hooks": nn.Module.register_forward_pre_hook,
@@ -161,32 +162,41 @@ class Rebuilder:
     # ---- with constructors
 
     def _by_init(self, node: ModuleNode) -> nn.Module:
-        module = self._construct(node)
+        spared = Spared()
+        plain: _Places = [(self._device, contextlib.nullcontext)]
+        # New code may make new parameters, and those need values: it runs on the real device.
+        first: _Places = [(self._device, spared.opened) if self._drifted else ("meta", no_values)]
+        module = self._construct(node, first + plain)
         if type(module) is not self._class(node) and not node.parametrized:
             raise NotRebuildable(
                 f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
             )
-        if self._drifted:
-            self._made[node.number] = module
-            today = Today(self._nodes, self._decoder, self._hook)
-            today.lay_over(module, node)
-            self.notes += today.notes
-            return module
-        return self._lay_over(module, node)
+        if not self._drifted:
+            return self._lay_over(module, node)
+        notes = self._lay_today(module, node)
+        if spared.in_use:
+            module = self._construct(node, plain)
+            notes = self._lay_today(module, node)
+        self.notes += notes
+        return module
 
-    def _construct(self, node: ModuleNode) -> nn.Module:
+    def _lay_today(self, module: nn.Module, node: ModuleNode) -> list[str]:
+        self._made[node.number] = module
+        today = Today(self._nodes, self._decoder, self._hook)
+        today.lay_over(module, node)
+        return today.notes
+
+    def _construct(self, node: ModuleNode, places: _Places) -> nn.Module:
         name = node.fqn or node.cls
         if node.init is None:
             raise NotRebuildable(f"{name}: its constructor call is not known", reason="not_kept")
         cls = self._class(node)
-        # New code may make new parameters, and those need values: it runs on the real device.
-        devices = [self._device] if self._drifted else ["meta", self._device]
         failure: Exception | None = None
-        for device in devices:
+        for device, initial_values in places:
             decoder = self._decoder(strict=f"the constructor of {node.cls}")
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
             try:
-                with preserved_rng(), torch.device(device), _initialisers(device):
+                with preserved_rng(), torch.device(device), initial_values():
                     return cls(*args, **kwargs)
             except ModuleLensError:
                 raise
@@ -201,7 +211,7 @@ class Rebuilder:
         for name, child in node.children.items():
             live = module._modules.get(name)
             module._modules[name] = child and self._child(live, self._nodes[child[1]])
-        for name in known - set(node.attributes) - _INTERNAL - SKIPPED_ATTRIBUTES.keys():
+        for name in known - set(node.attributes) - _INTERNAL:
             del vars(module)[name]
         _replace(module._modules, {name: module._modules[name] for name in node.children})
         self._fill(module, node, known)
@@ -231,18 +241,3 @@ def _clear_hooks(module: nn.Module, *, keep_weight_hooks: bool = False) -> None:
 def _is_weight_hook(hook: Any) -> bool:
     body = hook.get("$object") if isinstance(hook, dict) else None
     return isinstance(body, dict) and str(body.get("cls")).startswith("torch.nn.utils.")
-
-
-@contextlib.contextmanager
-def _initialisers(device: str) -> Iterator[None]:
-    """Makes `torch.nn.init` do nothing on the meta device."""
-    # On the meta device initialising is wasted work, and the first `trunc_normal_` there imports
-    # 800 modules, which takes as long as importing torch.
-    inside = vars(nn.init)
-    names = [n for n in inside if n.endswith("_") and n[0] != "_"] if device == "meta" else []
-    saved = {name: inside[name] for name in names}
-    inside.update(dict.fromkeys(names, lambda tensor, *_a, **_k: tensor))
-    try:
-        yield
-    finally:
-        inside.update(saved)
