@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from modulelens.errors import NotFound, NotRebuildable
+from modulelens.errors import ClassNotFound, NotFound, NotRebuildable
 from modulelens.records import to_json
 from modulelens.replay import Replay
 from modulelens.tree import flatten
@@ -25,16 +25,13 @@ def export(replay: Replay, path: Path) -> Path:
         raise NotFound(f"no folder {path.parent} to export to", hint=f"mkdir -p {path.parent}")
     tensors: dict[str, Tensor] = {}
     for call in replay.metadata.calls:
-        ready = replay.ready(call.index)
+        module, values, synthesized = _parts(replay, call.index)
         if call.index == 0:
-            named: list[tuple[str, Tensor]] = [
-                *ready.module.named_parameters(remove_duplicate=False)
-            ]
-            named += ready.module.named_buffers(remove_duplicate=False)
-            state = _marked("state", ready.synthesized, "weights")
+            named: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
+            named += module.named_buffers(remove_duplicate=False)
+            state = _marked("state", synthesized, "weights")
             tensors |= {f"{state}/{name}": tensor.detach() for name, tensor in named}
-        inputs = _marked(f"inputs/{call.index}", ready.synthesized, "inputs")
-        tensors |= _leaves(inputs, (ready.run.args, ready.run.kwargs))
+        tensors |= _leaves(_marked(f"inputs/{call.index}", synthesized, "inputs"), values)
         try:
             tensors |= _leaves(f"outputs/{call.index}", replay.value(call.output))
         except NotRebuildable:
@@ -49,6 +46,16 @@ def export(replay: Replay, path: Path) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def _parts(replay: Replay, call: int) -> tuple[nn.Module, object, str]:
+    """The module, its inputs, and what of both was synthesised; works without its class as well."""
+    try:
+        ready = replay.ready(call)
+    except (ClassNotFound, NotRebuildable):
+        module, made_up = replay.bare(call)
+        return module, replay.inputs(call), made_up
+    return ready.module, (ready.run.args, ready.run.kwargs), ready.synthesized
 
 
 def _marked(prefix: str, synthesized: str, what: str) -> str:

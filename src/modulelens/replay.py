@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from modulelens.capture.moved import find_moved
 from modulelens.capture.source import source_of
 from modulelens.context import RngState
-from modulelens.errors import ModuleLensError, NotFound
+from modulelens.errors import ClassNotFound, ModuleLensError, NotFound
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     STRATEGIES,
@@ -185,7 +187,27 @@ class Replay:
             except ModuleLensError as error:
                 failure = failure or error
         assert failure is not None
+        if isinstance(failure, ClassNotFound):
+            failure.did_you_mean = self._moved(failure.message)
         raise failure
+
+    def _moved(self, message: str) -> tuple[str, ...]:
+        """Classes with the source of the one that the message names."""
+        roots = self.metadata.roots
+        gone = [(p, d) for p, d in self.metadata.sources.items() if message.startswith(f"{p} ")]
+        folders = [roots.get(path.partition(":")[0].partition(".")[0], "") for path, _ in gone]
+        found = [find_moved(*each, root) for each, root in zip(gone, folders, strict=True) if root]
+        return tuple(itertools.chain(*found))
+
+    def bare(self, call: int = 0) -> tuple[nn.Module, str]:
+        """The tensors of the module where its class cannot be had, and which of them were made up.
+
+        Plain modules hold them under their names; none of them can be called.
+        """
+        synthesizer = Synthesizer(0)
+        tensors = Tensors(self.payload.storage, self.device, synthesizer)
+        rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device)
+        return rebuilder.bare(self.call(call).node), "weights" if synthesizer.made else ""
 
     def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of that call, as `ready` gives; synthesised where only shapes were kept."""

@@ -87,3 +87,18 @@ def test_a_value_that_cannot_be_changed_and_holds_itself_is_refused_by_name() ->
 def test_builtin_functions_are_named_by_where_they_can_be_imported_from() -> None:
     assert trip(operator.add).value is operator.add
     assert trip(1 << 20_000).value == 1 << 20_000
+
+
+class Bag(set):  # type: ignore[type-arg]
+    pass
+
+
+def test_sets_are_written_in_one_order_however_they_came_about() -> None:
+    items = [*map(str, range(20)), -34, 2.5, None, (1, "a")]
+    for kind in (set, frozenset, Bag):
+        one, other = kind(items), kind(reversed(items))
+        assert Encoder(id).encode(one) == Encoder(id).encode(other)
+        assert trip(one).value == one
+        assert type(trip(one).value) is kind
+    point = Point(1, 2)
+    assert trip({point, "x", 3}).value == {point, "x", 3}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -178,7 +177,7 @@ class Nodes:
             hooks=hooks,
             foreign_hooks=foreign,
             opaque=opaque,
-            refused=_refusal(module, cls),
+            refused=_refusal(module, cls, opaque.get("forward")),
         )
 
     def refer(self, module: nn.Module) -> Any:
@@ -236,14 +235,13 @@ def _unreadable(module: nn.Module, refused: str) -> OwnState:
     )
 
 
-def _refusal(module: nn.Module, cls: type) -> str:
+def _refusal(module: nn.Module, cls: type, forward: str | None) -> str:
     if any(isinstance(p, LAZY) for p in module._parameters.values()):
         return (
             "uninitialized: lazy parameters before the first call; trace a later step (warmup >= 1)"
         )
-    forward = vars(module).get("forward")
-    if isinstance(forward, types.FunctionType) and path_of(forward) is None:
-        return f"opaque_attribute: forward was replaced on the instance by {forward.__qualname__}"
+    if forward is not None:
+        return f"opaque_attribute: forward was replaced on the instance: {forward}"
     return _class_refusal(cls)
 
 

@@ -45,9 +45,13 @@ def _file(cls: type) -> str:
     # What the methods say comes first: `__main__` may be another script by now.
     for code in map(_code, vars(cls).values()):
         if code is not None and not code.co_filename.startswith("<") and _is_own(code, cls):
-            return str(Path(code.co_filename).resolve())
+            return _resolved(code)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return str(Path(file).resolve()) if file else ""
+
+
+def _resolved(code: CodeType) -> str:
+    return str(Path(code.co_filename).resolve())
 
 
 def _is_own(code: CodeType, cls: type) -> bool:
@@ -75,6 +79,9 @@ def _text(cls: type, file: str) -> tuple[str, int, bool]:
                 break
     if lines and first:
         block = inspect.getblock(lines[first - 1 :])
+        forward = _code(vars(cls).get("forward"))
+        if forward is not None and any("def forward(" in line for line in block):
+            starts.append(forward.co_firstlineno if _resolved(forward) == file else 0)
         inside = all(first <= start < first + len(block) for start in starts)
         return "".join(block), first, inside
     try:

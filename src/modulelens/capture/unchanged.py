@@ -54,6 +54,12 @@ class Unchanged:
             self._watch_dict(inside[name])
         for slots in (inside["_parameters"], inside["_buffers"]):
             self._tensors.extend(tensor for tensor in slots.values() if tensor is not None)
+        for parameter in inside["_parameters"].values():
+            if parameter is None:
+                continue
+            self._watch_dict(vars(parameter))
+            for value in list(vars(parameter).values()):
+                self._watch(value)
         for name, value in inside.items():
             if name not in _MODULE_KEYS:
                 self._watch(value)

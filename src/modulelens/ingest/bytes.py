@@ -112,7 +112,8 @@ class Bytes:
         number = int(ref.key[1:])
         snapshot = self._snapshots[number]
         size = _size(snapshot)
-        offset = ref.offset - _low(snapshot) // dtype_of(ref.spec.dtype).itemsize
+        low = _low(snapshot) // dtype_of(ref.spec.dtype).itemsize
+        offset = max(ref.offset - low, 0)  # an empty tensor may lie in front of all that is shown
         rows = None if snapshot.rows is None else snapshot.rows.count
         placed = msgspec.structs.replace(ref, key=None, offset=offset, nbytes=size, rows=rows)
         if not self._keeps(ref, keep, part) and number not in self._digests:

@@ -209,7 +209,8 @@ class Ingest:
             for name, value in own.items():
                 old = old_own.get(name)
                 if value is not None and old != value:
-                    kept = self._nodes.final(value, keep=self._budget.weights(number))
+                    bare = {k: v for k, v in value.items() if k != "vars"}
+                    kept = self._nodes.final(bare, keep=self._budget.weights(number))
                     found[f"{path}.{name}".strip(".")] = kept
         return found
 
@@ -281,12 +282,16 @@ def _changed_paths(call: SeenCall) -> tuple[str, ...]:
     return tuple(name for name, value in before.items() if after.get(name) != value)
 
 
-@cache
 def _folder(package: str) -> str:
     """The folder that has to be on `sys.path` for importing the package."""
     module = sys.modules.get(package)
     places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
-    return str(Path(places[0]).resolve().parent) if places[0] else ""
+    return _parent(places[0]) if places[0] else ""
+
+
+@cache
+def _parent(file: str) -> str:
+    return str(Path(file).resolve().parent)
 
 
 @cache

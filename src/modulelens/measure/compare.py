@@ -163,7 +163,9 @@ def _coalesce(flat: Flat) -> None:
         if body is not None and not body["is_coalesced"]:
             parts = [_tensor_number(body[name]) for name in ("indices", "values")]
             indices, values = (flat.tensors[number or 0] for number in parts)
-            made = torch.sparse_coo_tensor(indices, values, body["size"]["$size"]).coalesce()
+            made = torch.sparse_coo_tensor(
+                indices, values, body["size"]["$size"], check_invariants=True
+            ).coalesce()
             for number, part in zip(parts, (made.indices(), made.values()), strict=True):
                 flat.tensors[number or 0] = part
             body["is_coalesced"] = True

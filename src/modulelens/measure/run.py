@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import copyreg
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,8 +170,11 @@ class Run:
                         memo[id(tensor)] = leaf if tensor.is_leaf else as_non_leaf(leaf)
                         if tensor.requires_grad:
                             leaves[root + path] = leaf
+                for tensor in flat.special:
+                    _copy_special(tensor, memo)
             try:
-                inputs = copy.deepcopy(self.args, memo), copy.deepcopy(self.kwargs, memo)
+                with _more_is_copied():
+                    inputs = copy.deepcopy(self.args, memo), copy.deepcopy(self.kwargs, memo)
             except (TypeError, RuntimeError, NotImplementedError) as error:
                 raise UsageError(
                     f"an argument cannot be copied, so it cannot be given twice: {error}",
@@ -184,6 +190,34 @@ def _copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
     made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     made = torch._conj(made) if tensor.is_conj() else made
     return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def _copy_special(tensor: Tensor, memo: dict[Any, Any]) -> None:
+    try:
+        copy.deepcopy(tensor, memo)
+    except (RuntimeError, NotImplementedError):  # compressed rows, nested without a ragged size
+        memo[id(tensor)] = like(tensor, tensor.detach().clone())
+
+
+@contextlib.contextmanager
+def _more_is_copied() -> Iterator[None]:
+    """Lets `copy.deepcopy` pass what arguments may hold and Python refuses to copy."""
+    table: dict[Any, Any] = copyreg.dispatch_table
+    added = _COPIED.keys() - table.keys()
+    table.update({kind: _COPIED[kind] for kind in added})
+    try:
+        yield
+    finally:
+        for kind in added:
+            del table[kind]
+
+
+_COPIED: dict[type, Callable[[Any], Any]] = {
+    types.MappingProxyType: lambda proxy: (types.MappingProxyType, (dict(proxy),)),
+    types.ModuleType: lambda module: module.__name__,  # a name: stays as it is
+    type(threading.Lock()): lambda _: (threading.Lock, ()),
+    type(threading.RLock()): lambda _: (threading.RLock, ()),
+}
 
 
 def like(tensor: Tensor, data: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import collections
 import operator
+import random
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,23 +22,33 @@ from modulelens.tree import flatten, is_plain
 
 _MAX_DEPTH = 8
 _address: Any = getattr(torch._C, "_data_address")  # noqa: B009 - missing in torch's stubs
+#: Sources of random numbers: how to read and how to set one.
+_STREAMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda stream: stream.bit_generator.state,
+        lambda stream, state: setattr(stream.bit_generator, "state", state),
+    ),
+}
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
 
 
 class ModuleState:
     """A module's state at one moment: tensors, attributes, flags, containers.
 
-    Covers the whole subtree: parameters, buffers, plain tensor attributes, `training` flags,
-    attributes that were added, removed or replaced, the content of lists, dicts, sets and plain
-    objects hanging on it, hooks, and `torch.Generator`s. Native objects, and those of Python's and
-    torch's own classes, are not covered.
+    Covers the whole subtree: parameters and what hangs on them, buffers, plain tensor attributes,
+    `training` flags, attributes that were added, removed or replaced, the content of lists, dicts,
+    sets and plain objects hanging on it, hooks, and random sources of torch, numpy and Python.
+    Native objects, and those of Python's and torch's own classes, are not covered.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
         self._containers: list[tuple[Any, list[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._storages: dict[int, tuple[Tensor, Tensor]] = {}
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._streams: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
         self._seen: dict[int, object] = {}
         if module is not None:
             with torch.inference_mode(False), torch.no_grad():
@@ -65,8 +78,8 @@ class ModuleState:
             for live, snapshot in self._storages.values():
                 if _address(live) != _address(snapshot):
                     live.copy_(snapshot)
-            for generator, state in self._generators:
-                generator.set_state(state)
+            for restore, stream, state in self._streams:
+                restore(stream, state)
 
     def _walk(self, value: Any, depth: int) -> None:
         if isinstance(value, _ATOMS) or depth > _MAX_DEPTH or id(value) in self._seen:
@@ -74,6 +87,7 @@ class ModuleState:
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
             self._keep_tensor(value)
+            self._keep(vars(value), depth)
         elif isinstance(value, nn.Module):
             self._keep(vars(value), 0)
         elif isinstance(value, dict | list | set | collections.deque):
@@ -81,8 +95,9 @@ class ModuleState:
         elif isinstance(value, tuple | frozenset):
             for item in value:
                 self._walk(item, depth + 1)
-        elif isinstance(value, torch.Generator):
-            self._generators.append((value, value.get_state()))
+        elif type(value) in _STREAMS:
+            read, restore = _STREAMS[type(value)]
+            self._streams.append((restore, value, read(value)))
         elif _is_plain_object(value):
             self._keep(vars(value), depth)
 

@@ -80,8 +80,8 @@ class Rebuilder:
 
     def _load(self, digest: str) -> ModuleNode:
         node = self._payload.node(digest)
-        if node.refused:
-            reason, _, text = node.refused.partition(": ")
+        reason, _, text = node.refused.partition(": ")
+        if reason and not (reason == "not_importable" and node.cls in self._drifted):
             raise NotRebuildable(f"{node.fqn or 'the module'}: {text}", reason=reason)
         if node.number not in self._nodes:
             self._nodes[node.number] = node
@@ -158,6 +158,18 @@ class Rebuilder:
         if body.get("node"):
             return self._by_structure(self._load(body["node"]))
         return Ancestor(body.get("fqn", "?"), body.get("cls", "?"), body.get("scalars", {}))
+
+    def bare(self, digest: str) -> nn.Module:
+        """Plain modules that hold the parameters and buffers, whatever class they were of."""
+        node, decoder = self._payload.node(digest), self._decoder()
+        if node.number in self._made:
+            return self._made[node.number]
+        module = self._made[node.number] = nn.Module()
+        module._parameters.update({k: decoder.decode(v) for k, v in node.parameters.items()})
+        module._buffers.update({k: decoder.decode(v) for k, v in node.buffers.items()})
+        for name, child in node.children.items():
+            module._modules[name] = child and self.bare(child[0])
+        return module
 
     # ---- with constructors
 

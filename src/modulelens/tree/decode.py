@@ -102,7 +102,7 @@ class Decoder:
 
     def _moved(self, text: str) -> str:
         try:
-            return str(self._place(text))
+            return str(self._place(str(torch.device(text))))
         except RuntimeError:  # some other word, such as "auto"
             return text
 

@@ -62,6 +62,7 @@ class Encoder:
         self._alive: list[Any] = []
         self._repeats = 0
         self.opaque: list[str] = []
+        self.special: list[Tensor] = []
 
     @property
     def count(self) -> int:
@@ -102,6 +103,12 @@ class Encoder:
     def _all(self, items: Iterable[Any], depth: int) -> list[Any]:
         return [self.encode(item, depth + 1) for item in items]
 
+    def _unordered(self, items: Iterable[Any], depth: int) -> list[Any]:
+        """In an order that is the same in every process, unless the items have numbers."""
+        count = len(self._numbers)
+        encoded = self._all(items, depth)
+        return sorted(encoded, key=repr) if len(self._numbers) == count else encoded
+
     def _pairs(self, value: dict[Any, Any], depth: int) -> list[list[Any]]:
         return [self._all(pair, depth) for pair in value.items()]
 
@@ -120,6 +127,7 @@ class Encoder:
 
     def _any_tensor(self, value: Tensor, depth: int) -> Any:
         if not is_plain(value):
+            self.special.append(value)
             try:
                 return encode_special(value, lambda part: self.encode(part, depth + 1))
             except NotRebuildable as error:
@@ -131,8 +139,7 @@ class Encoder:
         found = {"$parameter": self._tensor(value)}
         extra = value.__dict__
         if extra:
-            kept = {k: v for k, v in extra.items() if not callable(v) and not isinstance(v, Tensor)}
-            found["vars"] = self.encode(kept, depth + 1)
+            found["vars"] = self.encode({k: v for k, v in extra.items() if _hangs(k, v)}, depth + 1)
         return found
 
     def _nn_module(self, value: torch.nn.Module, depth: int) -> Any:  # noqa: ARG002
@@ -215,8 +222,10 @@ class Encoder:
         base = data_base(cls)
         if base is dict:
             body["items"] = [self._all(pair, depth) for pair in dict.items(value)]
-        elif base in (list, tuple, set, frozenset):
+        elif base in (list, tuple):
             body["items"] = self._all(base.__iter__(value), depth)
+        elif base in (set, frozenset):
+            body["items"] = self._unordered(base.__iter__(value), depth)
         elif base is not None:
             body["value"] = self.encode(base(value), depth + 1)
         attributes = {_text_key(k): v for k, v in attributes_of(value).items()}
@@ -224,6 +233,18 @@ class Encoder:
             if values:
                 body[kind] = self._named(values, depth)
         return {"$object": body}
+
+
+def _hangs(name: str, value: Any) -> bool:
+    """Whether what hangs on a parameter is kept.
+
+    Gradients that a trainer keeps there are no part of a forward, and as large as the weights.
+    """
+    if type(value) in (bool, int, float, str) or isinstance(value, Tensor):
+        return "grad" not in name
+    encoder = Encoder(lambda _: 0, lambda _: 0)
+    encoder.encode(value)
+    return not encoder.opaque
 
 
 def _is_text(value: str) -> bool:
@@ -276,8 +297,8 @@ _EXACT: dict[type, Rule] = {
     list: lambda e, v, d: e._number(v) or e._all(v, d),
     tuple: lambda e, v, d: {"$tuple": e._all(v, d)},
     dict: Encoder._dict,
-    set: lambda e, v, d: {"$set": e._all(v, d)},
-    frozenset: lambda e, v, d: {"$frozenset": e._all(v, d)},
+    set: lambda e, v, d: {"$set": e._unordered(v, d)},
+    frozenset: lambda e, v, d: {"$frozenset": e._unordered(v, d)},
     collections.OrderedDict: lambda e, v, d: e._number(v) or {"$odict": e._pairs(v, d)},
     collections.deque: lambda e, v, d: e._number(v) or {"$deque": [e._all(v, d), v.maxlen]},
     Tensor: Encoder._any_tensor,

@@ -20,14 +20,15 @@ class Flat:
     """A flattened value.
 
     `structure` holds `{"$tensor": i}` for the i-th of `tensors`; `paths[i]` reads like code
-    (`["logits"]`, `[0].x`). Tensors are the live ones: nothing is copied or detached. Special
-    tensors (sparse, nested, quantised, subclasses) give the plain tensors they are made of.
+    (`["logits"]`, `[0].x`). Tensors are the live ones: nothing is copied or detached. Tensors in
+    `special` (sparse, nested, quantised, subclasses) give the plain tensors they are made of.
     """
 
     structure: Structure
     tensors: list[Tensor]
     paths: list[str]
     opaque: list[str]
+    special: list[Tensor]
 
 
 def flatten(value: Any) -> Flat:
@@ -50,7 +51,7 @@ def flatten(value: Any) -> Flat:
     structure = encoder.encode(value)
     paths = [""] * len(tensors)
     _name(structure, "", paths)
-    return Flat(structure, tensors, paths, encoder.opaque)
+    return Flat(structure, tensors, paths, encoder.opaque, encoder.special)
 
 
 def _name(node: Any, path: str, paths: list[str]) -> None:

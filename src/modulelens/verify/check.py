@@ -16,7 +16,14 @@ from modulelens.measure.run import Run
 from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
-from modulelens.verify.trial import Trial, attempt, bind, gradient_leaves, lost_history
+from modulelens.verify.trial import (
+    Trial,
+    attempt,
+    bind,
+    gradient_leaves,
+    lost_history,
+    replaced,
+)
 from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
@@ -88,7 +95,7 @@ class _Judge:
         except RepoError:
             raise  # damage of the repo is no verdict on the code
         except ModuleLensError as error:
-            return self._verdict(number, Status.RUNTIME_ERROR, error.message)
+            return self._verdict(number, Status.RUNTIME_ERROR, str(error).partition("\n")[0])
         run = ready.run
         if self._candidate is not None:
             bound = bind(self._candidate, ready.module)
@@ -190,6 +197,7 @@ def _elsewhere(replay: Replay) -> list[str]:
 
 def _drift_warnings(replay: Replay) -> tuple[str, ...]:
     found = [_changed(replay, path) for path in sorted(replay.drifted - replay.edited)]
+    found += replaced(replay)
     if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
         found.append(
             "its constructor call is not known (ml.track_init): an edit of it is not seen here"

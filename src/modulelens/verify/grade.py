@@ -11,7 +11,7 @@ from modulelens.records import Grade, GradeLevel, Reason, Status
 from modulelens.replay import Replay, Replayed
 from modulelens.tree import flatten
 from modulelens.verify.gradients import Gradients
-from modulelens.verify.trial import Trial, attempt
+from modulelens.verify.trial import Trial, attempt, replaced
 
 _LEVELS = (GradeLevel.EXACT, GradeLevel.CLOSE, GradeLevel.SHAPE, GradeLevel.NO)
 
@@ -131,7 +131,8 @@ def _grade_outputs(
         return level, reason, worst
     if replay.gap:
         return GradeLevel.NO, (Reason.NOT_KEPT.value, f"{found.reason}; {replay.gap}"), worst
-    return GradeLevel.NO, (Reason.MISMATCH.value, found.reason), worst
+    text = "; ".join((found.reason, *replaced(replay)))
+    return GradeLevel.NO, (Reason.MISMATCH.value, text), worst
 
 
 def _steady(

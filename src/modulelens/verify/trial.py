@@ -163,6 +163,14 @@ def lost_history(structure: Structure, output: Any) -> list[LeafCheck]:
     ]
 
 
+def replaced(replay: Replay) -> list[str]:
+    """Says that what ran at the capture was not what the class's text shows."""
+    source = replay.metadata.source
+    if source is None or source.reliable:
+        return []
+    return [f"{source.path} ran other code than its source shows: it was patched or defined anew"]
+
+
 def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """Gradients of parameters and inputs, against the original's on the same seeds."""
     if original.drifted:

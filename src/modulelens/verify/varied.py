@@ -13,7 +13,7 @@ from modulelens.measure.run import Run
 from modulelens.measure.vary import scaled, shifted, vary
 from modulelens.records import LeafCheck, Status
 from modulelens.replay import Replay, Replayed
-from modulelens.tree import flatten
+from modulelens.tree import distinct, flatten
 from modulelens.verify.trial import WithModule, attempt, bind
 
 Function = Callable[..., Any]
@@ -84,4 +84,5 @@ def _alike(tensor: Tensor, other: Tensor | None) -> bool:
 
 
 def _infinite(value: Any) -> int:
-    return sum(int((~t.isfinite()).sum()) for t in flatten(value).tensors if not t.is_meta)
+    numbers = (distinct(t) for t in flatten(value).tensors if t.is_floating_point())
+    return sum(int((~t.isfinite()).sum()) for t in numbers if not t.is_meta)
