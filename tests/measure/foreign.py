@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from modulelens.errors import NotFound
 
@@ -96,3 +98,15 @@ def leaves_a_child_behind():
 
 def answers_with_a_child():
     return subprocess.Popen(["sleep", "60"]).pid
+
+
+def prints_endlessly():
+    while True:
+        print("x" * 10_000)  # noqa: T201
+
+
+def limits():
+    return [
+        int(Path("/proc/self/oom_score_adj").read_text()),
+        resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY,
+    ]

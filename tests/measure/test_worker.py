@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modulelens.errors import ForeignError, NotFound, TimedOut, WorkerCrashed
-from modulelens.measure.worker import Worker
+from modulelens.measure.worker import Stopped, Worker
 
 HERE = str(Path(__file__).parent)
 
@@ -89,12 +90,37 @@ def test_an_endless_call_is_stopped(worker, target, isolate):
     assert worker.call("foreign:add", {"a": 1, "b": 1}, isolate=isolate) == {"sum": 2}
 
 
+def test_an_endless_call_tells_where_it_was(worker):
+    with pytest.raises(TimedOut, match=r"foreign\.py\", line \d+ in endless"):
+        worker.call("foreign:endless", timeout_s=0.5)
+
+
+@pytest.mark.parametrize("target", ["endless", "sleeps", "prints_endlessly"])
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_call_ends_when_it_is_told_to(worker, target, isolate):
+    asked = iter([False, False, True])
+    with pytest.raises(Stopped):
+        worker.call(f"foreign:{target}", isolate=isolate, stop=lambda: next(asked, True))
+    assert worker.call("foreign:add", {"a": 1, "b": 1}, isolate=isolate) == {"sum": 2}
+
+
+def test_a_stop_that_meets_the_answer_disturbs_no_later_call(worker):
+    for number in range(60):
+        until = time.monotonic() + number / 2000
+        with contextlib.suppress(Stopped):
+            found = worker.call(
+                "foreign:add",
+                {"a": number, "b": 0},
+                isolate=bool(number % 2),
+                stop=lambda until=until: time.monotonic() > until,
+            )
+            assert found == {"sum": number}
+        assert worker.call("foreign:add", {"a": number, "b": 1}) == {"sum": number + 1}
+
+
 def test_prints_do_not_disturb_and_their_tail_is_kept(worker):
     text = "{'result': 1}\n" * 20_000
     assert worker.call("foreign:prints", {"text": text}) == len(text)
-    deadline = time.monotonic() + 5
-    while "raw bytes" not in worker.output_tail and time.monotonic() < deadline:
-        time.sleep(0.01)
     assert "raw bytes on stderr" in worker.output_tail
     assert len(worker.output_tail) <= 8192
 
@@ -131,6 +157,13 @@ def test_memory_is_limited():
         assert worker.call("foreign:add", {"a": 1, "b": 1}) == {"sum": 2}
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.parametrize("isolate", [True, False])
+def test_where_memory_ends_foreign_code_goes_first(worker, isolate):
+    assert worker.call("foreign:limits", isolate=isolate) == [1000, True]
+    assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
+
+
 def test_a_killed_worker_is_replaced():
     with Worker(path=[HERE], preload=()) as worker:
         worker.call("foreign:add", {"a": 1, "b": 1})
@@ -151,7 +184,7 @@ def test_a_worker_that_does_not_start_is_named_with_its_last_words():
 
 SCRIPT = f"""
 import sys
-from modulelens.measure.worker import Worker
+from modulelens.measure.worker import Stopped, Worker
 print("main runs", flush=True)
 worker = Worker(path=[{HERE!r}], preload=())
 worker.call("foreign:add", {{"a": 1, "b": 1}}, isolate=False)

@@ -42,7 +42,6 @@ class Apart:
         self._modules: list[str] = []
         self._held: list[str] = []
         self._ready = False
-        self._may_hold = True
 
     def __enter__(self) -> Apart:
         return self
@@ -68,11 +67,10 @@ class Apart:
         except errors.TimedOut:
             reason = f"did not end within {self._timeout_s:g} s and was stopped{self._place()}"
             check = Check(status=Status.TIMEOUT, reason=reason, code=code)
-        except errors.WorkerCrashed as error:
-            reason = f"its process {error.kind}{self._place()}" if error.kind else error.message
-            check = Check(status=Status.RUNTIME_ERROR, reason=reason, code=code)
         except errors.ForeignError as error:
             reason = error.message.removeprefix("modulelens.tasks:check_task ")
+            if isinstance(error, errors.WorkerCrashed) and error.kind:
+                reason = f"its process {error.kind}{self._place()}"
             check = Check(status=Status.RUNTIME_ERROR, reason=reason, code=code)
         printed = self._worker.output_tail[-_MOST_PRINTED:]
         return msgspec.structs.replace(check, printed=printed)
@@ -90,14 +88,13 @@ class Apart:
 
     def get_ready(self) -> list[str]:
         """Lets next checks begin with packages imported and bytes read; files that this fixes."""
-        if self._ready or not self._may_hold:
+        if self._ready:
             return self._held
         task = {"repo": self._task["repo"], "entry": self._task["entry"], "modules": self._modules}
         try:
             self._held = self._worker.warm("modulelens.tasks:hold_task", task)
         except errors.ModuleLensError:
-            self._worker.close()
-            self._may_hold = False  # then each check imports what it needs: slower, and the same
+            self._worker.close()  # each check imports what it needs: slower, and the same
         self._ready = True
         return self._held
 

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 
 from modulelens.context import preserved_rng
 from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
 from modulelens.rebuild.ancestor import Ancestor
-from modulelens.rebuild.initial import Spared, no_values
+from modulelens.rebuild.initial import spared_values
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
 from modulelens.rebuild.today import Today
@@ -26,7 +27,9 @@ from modulelens.records import ModuleNode
 from modulelens.tree import Decoder, Importer, display_path
 
 Strategy = Literal["structure", "init"]
-_Places = list[tuple[str, Callable[[], contextlib.AbstractContextManager[None]]]]
+_Places = list[tuple[str, contextlib.AbstractContextManager[None]]]
+#: Initial values of fewer elements take no time.
+_LARGE = 1 << 14
 STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_forward_pre_hooks": nn.Module.register_forward_pre_hook,
@@ -174,11 +177,13 @@ class Rebuilder:
     # ---- with constructors
 
     def _by_init(self, node: ModuleNode) -> nn.Module:
-        spared = Spared()
-        plain: _Places = [(self._device, contextlib.nullcontext)]
-        # New code may make new parameters, and those need values: it runs on the real device.
-        first: _Places = [(self._device, spared.opened) if self._drifted else ("meta", no_values)]
-        module = self._construct(node, first + plain)
+        # On the meta device initialising is wasted work, and the first `trunc_normal_` imports 800
+        # modules, which takes as long as importing torch. New code may make new parameters, and
+        # those need values: it runs on the real device.
+        device, least = (self._device, _LARGE) if self._drifted else ("meta", 0)
+        spared: list[StorageWeakRef] = []
+        plain: _Places = [(self._device, contextlib.nullcontext())]
+        module = self._construct(node, [(device, spared_values(least, spared)), *plain])
         if type(module) is not self._class(node) and not node.parametrized:
             raise NotRebuildable(
                 f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
@@ -186,7 +191,7 @@ class Rebuilder:
         if not self._drifted:
             return self._lay_over(module, node)
         notes = self._lay_today(module, node)
-        if spared.in_use:
+        if not all(memory.expired() for memory in spared):
             module = self._construct(node, plain)
             notes = self._lay_today(module, node)
         self.notes += notes
@@ -208,7 +213,7 @@ class Rebuilder:
             decoder = self._decoder(strict=f"the constructor of {node.cls}")
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
             try:
-                with preserved_rng(), torch.device(device), initial_values():
+                with preserved_rng(), torch.device(device), initial_values:
                     return cls(*args, **kwargs)
             except ModuleLensError:
                 raise
