@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.capture import zoo
@@ -188,6 +189,12 @@ def test_indices_too_large_to_keep_stay_in_their_table(tmp_path: Path) -> None:
     assert wide.min() <= made.min()
     assert made.max() <= wide.max()
     assert other.data_ptr() == made.data_ptr()  # one memory then, one memory now
+
+
+def test_arrays_of_numpy_are_kept(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(300, 400))
+    again, _ = inputs_again(tmp_path, array, torch.zeros(1))
+    assert np.array_equal(again, array)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")

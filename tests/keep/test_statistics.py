@@ -55,11 +55,15 @@ def test_a_float_tensor_keeps_its_distribution(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("low", [0, 5, -7, 1 << 40])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int16])
+RANGES = [
+    *((dtype, low) for dtype in (torch.int64, torch.int32, torch.int16) for low in (0, 5, -7)),
+    (torch.uint8, 5),
+    (torch.int64, 1 << 40),
+]
+
+
+@pytest.mark.parametrize(("dtype", "low"), RANGES)
 def test_indices_stay_in_their_range(dtype: torch.dtype, low: int) -> None:
-    if not torch.iinfo(dtype).min <= low <= torch.iinfo(dtype).max - 100:
-        pytest.skip("not a value of that dtype")
     ids = (torch.rand(5000, generator=drawn(0)) ** 4 * 90).to(dtype) + low
     for seed in SEEDS:
         made = stand_in(ids, seed)

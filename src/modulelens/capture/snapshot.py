@@ -40,7 +40,7 @@ class Snapshot:
     base: int
     nbytes: int
     data: torch.UntypedStorage
-    shared: bool
+    shared: bool = False
     version: int = -1
     retired: bool = False
     start: int = 0
@@ -147,7 +147,7 @@ class Snapshots:
         """Takes rows of a watched table; all of it when they are more than half."""
         if _C._storage_address(table) not in self._tables:
             return
-        snapshot = self.taken[int((self.ref(table).key or "")[1:])]
+        snapshot = self._snapshot(table)
         if snapshot.rows is not None:
             snapshot.rows.add(table, numbers)
             if 2 * snapshot.rows.count > snapshot.rows.total:
@@ -156,9 +156,7 @@ class Snapshots:
     def take_tables_whole(self) -> None:
         """Takes all of every watched table."""
         for table in list(self._tables.values()):
-            snapshot = self.taken[int((self.ref(table).key or "")[1:])]
-            if snapshot.rows is not None:
-                self._take_whole(table, snapshot)
+            self._take_whole(table, self._snapshot(table))
 
     def rows_like(self, table: Tensor, gradient: Tensor) -> TensorRef:
         """A dense gradient's reference: of the rows that were looked up, others being zero."""
@@ -168,16 +166,7 @@ class Snapshots:
             return self.ref(gradient)
         rows = Rows(gradient)
         rows.add(gradient, known.rows.numbers)
-        snapshot = Snapshot(
-            number=len(self.taken),
-            group=self._new_group(),
-            base=-1,
-            nbytes=gradient.nbytes,
-            data=torch.UntypedStorage(0),
-            shared=False,
-            rows=rows,
-        )
-        self.taken.append(snapshot)
+        snapshot = self._add(gradient, -1, self._new_group(), torch.UntypedStorage(0), rows=rows)
         return _new_ref(gradient, snapshot, -1)
 
     def retire(self, snapshots: Iterable[Snapshot]) -> None:
@@ -246,18 +235,15 @@ class Snapshots:
             shared = lazily is not None
             data, start = (lazily, 0) if lazily is not None else _copy(tensor, storage)
             self.copied += not shared
-        snapshot = Snapshot(
-            number=len(self.taken),
-            group=group,
-            base=base,
-            nbytes=storage.nbytes(),
-            data=data,
-            shared=shared,
-            version=_version(tensor),
-            start=start,
-            pending=pending,
-            rows=rows,
-        )
+        more = {"start": start, "shared": shared, "pending": pending, "rows": rows}
+        return self._add(tensor, base, group, data, **more)
+
+    def _add(
+        self, tensor: Tensor, base: int, group: int, data: torch.UntypedStorage, **more: Any
+    ) -> Snapshot:
+        number, nbytes = len(self.taken), tensor.untyped_storage().nbytes()
+        version = _version(tensor)
+        snapshot = Snapshot(number, group, base, nbytes, data, version=version, **more)
         self.taken.append(snapshot)
         return snapshot
 

@@ -23,12 +23,13 @@ _SMALL_BYTES = 64 << 10
 _KEPT_BYTES = 512 << 10
 #: So are larger ones, and masks of any dtype, that take no more than this when compressed.
 _PACKED_BYTES = 4 << 20
-#: Tensors whose integer parts mean nothing without each other: they are always kept.
-_INDEXED = frozenset({"$sparse", "$compressed", "$subclass"})
+#: Values whose integer parts mean nothing without each other, or hold other values' bytes.
+_WHOLE = frozenset({"$sparse", "$compressed", "$subclass", "$ndarray"})
 _CHUNK = 1 << 20
 _INTEGERS = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"}
 )
+_FLOATS = ("float8", "float16", "float32", "float64", "bfloat16", "complex")
 NODES = -1
 
 
@@ -130,10 +131,15 @@ class Bytes:
         return msgspec.structs.replace(placed, blob=digest)
 
     def _keeps(self, ref: TensorRef, keep: str, part: bool) -> bool:
-        """Whether the bytes are kept: all under "full", those of small integers under "shape"."""
-        if keep == "full" or ref.spec.dtype not in _INTEGERS:
+        """Whether the bytes are kept: all under "full", those of small integers under "shape".
+
+        Also of dtypes that torch does not count with: bits, and parts of a byte.
+        """
+        dtype = ref.spec.dtype
+        if keep == "full" or dtype.startswith(_FLOATS):
             return keep == "full"
-        return part or _size(self._snapshots[int((ref.key or "")[1:])]) <= _KEPT_BYTES
+        small = _size(self._snapshots[int((ref.key or "")[1:])]) <= _KEPT_BYTES
+        return part or small or dtype not in _INTEGERS
 
     def _pack(self, ref: TensorRef, snapshot: Snapshot) -> str | None:
         """Digest of the compressed bytes of indices or of a mask, None where they are too many."""
@@ -186,7 +192,7 @@ def refs_in(value: Any, part: bool = False) -> Iterator[tuple[TensorRef, bool]]:
             yield from refs_in(item, part)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from refs_in(item, part or key in _INDEXED)
+            yield from refs_in(item, part or key in _WHOLE)
 
 
 def map_refs(
@@ -205,7 +211,7 @@ def map_refs(
     body = value.get("$module")
     if isinstance(body, dict) and "number" in body:
         return {"$module": module(body["number"])}
-    return {k: map_refs(v, ref, module, part or k in _INDEXED) for k, v in value.items()}
+    return {k: map_refs(v, ref, module, part or k in _WHOLE) for k, v in value.items()}
 
 
 def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -12,8 +12,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from modulelens.records import QUANTILE_LEVELS, TensorRef, TensorSpec, ValueStats
-from modulelens.tree.stats import has_numbers
+from modulelens.records import QUANTILE_LEVELS, TensorRef, ValueStats
+from modulelens.tree import distinct
 
 _BLOCK = 1 << 20
 
@@ -32,10 +32,11 @@ class Synthesizer:
     def __call__(self, ref: TensorRef, into: Tensor) -> None:
         """Writes values for that reference into a tensor of its shape and strides."""
         self.made += 1
-        spec = ref.spec
-        identity = f"{self.seed}/{ref.group}/{ref.offset}/{spec.dtype}/{spec.shape}".encode()
+        identity = (
+            f"{self.seed}/{ref.group}/{ref.offset}/{ref.spec.dtype}/{ref.spec.shape}".encode()
+        )
         generator = torch.Generator().manual_seed(zlib.crc32(identity))
-        stats, target = ref.stats or ValueStats(), _once(into, spec)
+        stats, target = ref.stats or ValueStats(), _once(into)
         if target.dim() > 1:  # block by block: a table of many gigabytes is drawn in few
             stats = msgspec.structs.replace(stats, total=None)
             rows = max(1, _BLOCK * len(target) // max(target.numel(), 1))
@@ -45,26 +46,20 @@ class Synthesizer:
             part.copy_(_values(part, stats, generator))
 
 
-def _once(tensor: Tensor, spec: TensorSpec) -> Tensor:
+def _once(tensor: Tensor) -> Tensor:
     """The tensor's memory, each element once: without expanded and overlapping dimensions."""
-    sizes = [n if s else min(n, 1) for n, s in zip(spec.shape, spec.stride, strict=True)]
-    reach = 0
-    for stride, size in sorted(zip(spec.stride, sizes, strict=True)):
+    tensor, reach = distinct(tensor), 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
-            last = sum((n - 1) * s for n, s in zip(sizes, spec.stride, strict=True))
+            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             return tensor.as_strided((last + 1,), (1,))
         reach += (size - 1) * stride
-    return tensor.as_strided(sizes, spec.stride)
+    return tensor
 
 
 def _values(like: Tensor, stats: ValueStats, generator: torch.Generator) -> Tensor:
     if like.is_complex():
         return torch.view_as_complex(_drawn((*like.shape, 2), stats, generator))
-    if not has_numbers(like.dtype):  # the statistics are those of its bytes
-        made = like.new_empty(like.shape)
-        raw = made.view(torch.uint8)
-        raw.copy_(_drawn(tuple(raw.shape), stats, generator))
-        return made
     drawn = _drawn(tuple(like.shape), stats, generator)
     if like.dtype.is_floating_point or stats.min is None or stats.max is None:
         return drawn

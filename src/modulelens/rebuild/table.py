@@ -9,7 +9,8 @@ import sys
 
 import torch
 
-from modulelens.errors import Corrupted, NotRebuildable
+from modulelens.errors import Corrupted
+from modulelens.rebuild.tensors import new_memory
 from modulelens.records import TensorRef
 from modulelens.tree import dtype_of
 
@@ -44,11 +45,7 @@ def zeros(nbytes: int) -> torch.UntypedStorage:
 
     `torch.zeros` writes all of it at once; numpy's lazy zeros are none that torch can share.
     """
-    try:
-        made: torch.UntypedStorage = torch.UntypedStorage(nbytes)
-    except RuntimeError as error:
-        text = f"a table of {nbytes:,} bytes does not fit into memory"
-        raise NotRebuildable(text, reason="not_kept") from error
+    made = new_memory(nbytes)
     plain = torch.empty(0, dtype=torch.uint8).set_(made)
     start = made.data_ptr()
     low, high = -start % mmap.PAGESIZE, nbytes - (start + nbytes) % mmap.PAGESIZE

@@ -81,7 +81,7 @@ class Tensors:
         place = (ref.group, "")
         memory = self._memory.get(place)
         if memory is None or memory.nbytes() < high:
-            memory = self._memory[place] = _new_memory(max(high, ref.nbytes), self._device)
+            memory = self._memory[place] = new_memory(max(high, ref.nbytes), self._device)
             self._filled[ref.group] = []
         shape, stride = ref.spec.shape, ref.spec.stride
         made = torch.empty(0, dtype=dtype, device=self._device)
@@ -126,10 +126,15 @@ def _outside(ref: TensorRef, nbytes: int) -> Corrupted:
     return Corrupted(f"a tensor of shape {list(ref.spec.shape)} points outside its {nbytes} bytes")
 
 
-def _new_memory(nbytes: int, device: str) -> torch.UntypedStorage:
+def new_memory(nbytes: int, device: str = "cpu") -> torch.UntypedStorage:
+    """Memory for what was not kept.
+
+    Raises:
+        NotRebuildable: There is not so much.
+    """
     try:
         made: torch.UntypedStorage = torch.UntypedStorage(nbytes, device=device)
     except RuntimeError as error:
-        text = f"a stand-in of {nbytes:,} bytes does not fit into memory"
+        text = f"{nbytes:,} bytes that were not kept do not fit into memory"
         raise NotRebuildable(text, reason="not_kept") from error
     return made

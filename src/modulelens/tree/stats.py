@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import math
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -13,51 +13,70 @@ from modulelens.records import QUANTILE_LEVELS, ValueStats
 from modulelens.tree.tensors import distinct
 
 _BLOCK = 1 << 20
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 17
 _MOST_LEVELS = 16
+_COMPARED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def value_stats(tensor: Tensor) -> ValueStats:
     """Statistics and constraints of the values; empty for an empty tensor.
 
-    Computed in float64 (float8 and half types lose nothing), block by block. Real and imaginary
-    parts of complex values count alike; of a dtype that torch cannot convert, the bytes do.
+    Computed in float64 (float8 and half types lose nothing). Of a large float tensor without
+    infinities and NaN range and constraints are those of all values, the rest is of a sample.
+    Real and imaginary parts of complex values count alike.
     """
     if tensor.numel() == 0:
         return ValueStats()
-    values = _plain(distinct(tensor.detach()))
-    integers = not values.dtype.is_floating_point
+    values = distinct(tensor.detach())
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
     rows = values.reshape(-1, values.shape[-1] if values.dim() else 1)
-    parts = [_block(part) for part in rows.split(max(1, _BLOCK // rows.shape[1]))]
-    share, finite = 1.0 / rows.numel(), sum(p.finite for p in parts)
+    discrete, bounds = few_valued(tensor), _finite_bounds(rows)
+    some = rows if discrete or bounds is None else _sampled(rows)
+    found = _stats(some, discrete=discrete)
+    if some is rows or bounds is None:
+        return found
+    if found.order or found.probabilities or found.whole:
+        return _stats(rows, discrete=discrete)
+    low, high = bounds
+    return msgspec.structs.replace(found, min=low, max=high, row_low=None, row_high=None)
+
+
+def _stats(rows: Tensor, *, discrete: bool) -> ValueStats:
+    values, integers = rows.to(torch.float64), not rows.dtype.is_floating_point
+    fits, nans = values.isfinite(), values.isnan()
+    finite = values[fits]
     facts: dict[str, Any] = {
-        "zeros": sum(p.zeros for p in parts) * share,
-        "nans": sum(p.nans for p in parts) * share,
-        "infs": (sum(p.below for p in parts) * share, sum(p.above for p in parts) * share),
-        "discrete": few_valued(tensor),
+        "zeros": _share(values == 0),
+        "nans": _share(nans),
+        "infs": (_share(values == -torch.inf), _share(values == torch.inf)),
+        "discrete": discrete,
     }
-    if not finite:
+    if not finite.numel():
         return ValueStats(**facts)
-    low, high = min(p.low for p in parts), max(p.high for p in parts)
-    mean = sum(p.total for p in parts) / finite
+    exact = rows.long() if integers else finite
+    low, high = exact.min().item(), exact.max().item()
     facts |= {
         "min": low,
         "max": high,
-        "mean": mean,
-        "std": max(sum(p.squares for p in parts) / finite - mean * mean, 0.0) ** 0.5,
-        "quantiles": _quantiles(rows),
-        "whole": all(p.whole for p in parts),
-        "total": sum(int(p.total) for p in parts) if integers and low >= 0 else None,
+        "mean": float(finite.mean()),
+        "std": float(finite.std(correction=0)),
+        "quantiles": _quantiles(finite),
+        "whole": bool((finite == finite.round()).all()),
+        "total": int(exact.sum()) if integers and low >= 0 else None,
     }
     if rows.shape[1] > 1:
-        tolerance = 0.0 if integers else max(1e-4, 4 * torch.finfo(values.dtype).eps)
+        sums = values.sum(-1)
+        tolerance = 0.0 if integers else max(1e-4, 4 * torch.finfo(rows.dtype).eps)
+        lows = values.masked_fill(nans, torch.inf).amin(-1)
+        highs = values.masked_fill(nans, -torch.inf).amax(-1)
         facts |= {
-            "order": next((o for o in _ORDERS if all(o in p.orders for p in parts)), ""),
+            "order": _order(values),
             "permutation": integers and _permuted(rows, int(low), int(high)),
-            "probabilities": low >= 0 and all(p.off_one <= tolerance for p in parts),
-            "row_low": _finite(max(p.row_low for p in parts)),
-            "row_high": _finite(min(p.row_high for p in parts)),
+            "probabilities": low >= 0 and bool(((sums - 1).abs() <= tolerance).all()),
+            "row_low": _finite(lows.max().item()),
+            "row_high": _finite(highs.min().item()),
         }
     return ValueStats(**facts)
 
@@ -79,69 +98,15 @@ def few_valued(tensor: Tensor) -> bool:
     return 2 * levels.numel() <= tensor.numel()
 
 
-@functools.cache
-def has_numbers(dtype: torch.dtype) -> bool:
-    """Whether torch converts its values; those of bits and sub-byte types are bytes to it."""
-    try:
-        torch.zeros(1, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype).to(torch.float64)
-    except RuntimeError:
-        return False
-    return True
+def _share(chosen: Tensor) -> float:
+    return int(chosen.sum()) / chosen.numel()
 
 
-@dataclasses.dataclass(slots=True)
-class _Block:
-    """What some rows say; counts are of elements."""
-
-    finite: int
-    zeros: int
-    nans: int
-    below: int
-    above: int
-    low: float
-    high: float
-    total: float
-    squares: float
-    whole: bool
-    orders: frozenset[str]
-    off_one: float
-    row_low: float
-    row_high: float
-
-
-_ORDERS = ("strictly ascending", "ascending", "descending")
-
-
-def _block(rows: Tensor) -> _Block:
-    values = rows.to(torch.float64)
-    fits, nans = values.isfinite(), values.isnan()
-    finite = values[fits]
-    exact = rows.long() if not rows.dtype.is_floating_point else finite
-    left, right = values[:, :-1], values[:, 1:]
-    holds = (bool((right > left).all()), bool((right >= left).all()), bool((right <= left).all()))
-    return _Block(
-        finite=finite.numel(),
-        zeros=int((values == 0).sum()),
-        nans=int(nans.sum()),
-        below=int((values == -torch.inf).sum()),
-        above=int((values == torch.inf).sum()),
-        low=exact.min().item() if finite.numel() else torch.inf,
-        high=exact.max().item() if finite.numel() else -torch.inf,
-        total=exact.sum().item(),
-        squares=float(finite.square().sum()),
-        whole=bool((finite == finite.round()).all()),
-        orders=frozenset(order for order, held in zip(_ORDERS, holds, strict=True) if held),
-        off_one=float((values.sum(-1) - 1).abs().max()),
-        row_low=float(values.masked_fill(nans, torch.inf).amin(-1).max()),
-        row_high=float(values.masked_fill(nans, -torch.inf).amax(-1).min()),
-    )
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """What torch can convert to float64."""
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj())
-    return tensor if has_numbers(tensor.dtype) else tensor.contiguous().view(torch.uint8)
+def _order(rows: Tensor) -> str:
+    left, right = rows[:, :-1], rows[:, 1:]
+    if bool((right >= left).all()):
+        return "strictly ascending" if bool((right > left).all()) else "ascending"
+    return "descending" if bool((right <= left).all()) else ""
 
 
 def _finite(value: float) -> float | None:
@@ -155,12 +120,26 @@ def _permuted(rows: Tensor, low: int, high: int) -> bool:
     return bool((rows.long().sort(-1).values == torch.arange(low, high + 1)).all())
 
 
-def _quantiles(values: Tensor) -> tuple[float, ...]:
-    flat = values.reshape(-1)
-    step = max(1, flat.numel() // _SAMPLE) | 1  # odd: no column of a table is left out
-    sample = flat[::step].to(torch.float64)
-    sample = sample[sample.isfinite() & (sample != 0)].sort().values
-    if not sample.numel():
+def _finite_bounds(rows: Tensor) -> tuple[float, float] | None:
+    """Least and greatest value of floats that are all finite; None of others."""
+    if rows.dtype not in _COMPARED:
+        return None
+    low, high = (bound.item() for bound in rows.aminmax())
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _sampled(rows: Tensor) -> Tensor:
+    """About `_SAMPLE` elements, whole rows where there are many."""
+    step = rows.numel() // _SAMPLE
+    if step < 2:
+        return rows
+    step |= 1  # odd: no column of a table is left out
+    return rows[::step] if len(rows) >= step else rows[:, ::step]
+
+
+def _quantiles(finite: Tensor) -> tuple[float, ...]:
+    flat = _sampled(finite[finite != 0][None])[0].sort().values
+    if not flat.numel():
         return ()
-    places = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64) * (sample.numel() - 1)
-    return tuple(sample[places.round().long()].tolist())
+    places = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64) * (flat.numel() - 1)
+    return tuple(flat[places.round().long()].tolist())
