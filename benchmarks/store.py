@@ -155,8 +155,6 @@ def search(folder: Path, count: int) -> dict[str, float]:
         times = [timed(lambda f=filter: index.find(f, limit=50)) for _ in range(11)]
         medians.append(statistics.median(times))
         result[f"find, {name}, ms"] = 1e3 * medians[-1]
-    newest = [timed(lambda: index.find({}, limit=50, newest_only=True)) for _ in range(11)]
-    result["find, newest only, ms"] = 1e3 * statistics.median(newest)
     counts = [timed(lambda: index.count({"params": {"$gt": 1e6}})) for _ in range(11)]
     result["count, size, ms"] = 1e3 * statistics.median(counts)
     result["find_median_ms"] = 1e3 * statistics.median(medians)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
 from modulelens.capture.source import source_of
-from modulelens.context import RngState
-from modulelens.errors import ClassNotFound, ModuleLensError, NotFound
+from modulelens.context import RngState, preserved_rng, set_rng, under
+from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     STRATEGIES,
@@ -33,6 +33,7 @@ from modulelens.rebuild import (
 )
 from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
+from modulelens.tree.kinds import check_twister
 
 _MOST_NOTES = 8
 
@@ -74,7 +75,8 @@ class Replay:
         self.device = device
         redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
         metadata = payload.metadata
-        _make_importable(metadata, tuple(refuse_roots))
+        self._refused = tuple(root.resolve() for root in refuse_roots)
+        _make_importable(metadata, self._refused)
         # What a record allows itself must not reach the standard library: it can do anything.
         own = [p for p in metadata.packages if p not in sys.stdlib_module_names]
         self.importer = Importer([*own, *allow], redirect, main=self._of_main)
@@ -113,6 +115,12 @@ class Replay:
                 found = getattr(found, part, None)
             if found is not None:
                 return found
+        if file and not _trusted(Path(file), self._refused):
+            raise ClassNotFound(
+                f"__main__:{name} was defined in {file}, which is not here or not to be trusted",
+                hint="put the class into a module that can be imported, or run where the script is;"
+                " nothing inside the repo's folder, or of another user, is run",
+            )
         return class_of_script(file, name)
 
     @property
@@ -160,10 +168,7 @@ class Replay:
         return (first, *(s for s in STRATEGIES if s != first))
 
     def _opaque(self, digest: str) -> bool:
-        node = self.payload.node(digest)
-        return bool(node.opaque) or any(
-            self._opaque(child[0]) for child in node.children.values() if child
-        )
+        return any(node.opaque for node in self.payload.nodes(digest))
 
     def module(self, call: int = 0, strategy: Strategy | None = None) -> nn.Module:
         """The module in the state it had when that call was entered.
@@ -221,8 +226,10 @@ class Replay:
         decoder = Decoder(
             tensors.get_input, self.importer, module, self.device, strict="an argument"
         )
-        args = decoder.decode(call.args)
-        return args, decoder.decode(call.kwargs)
+        args, kwargs = decoder.decode(call.args), decoder.decode(call.kwargs)
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+            raise Corrupted(f"the arguments of call {call.index} are no tuple and dict")
+        return args, kwargs
 
     def value(self, structure: Structure, synthesizer: Synthesizer | None = None) -> Any:
         """The value of a structure of this entry, in memory of its own.
@@ -237,18 +244,34 @@ class Replay:
         self, structure: Structure, synthesizer: Synthesizer | None = None
     ) -> Tensor | None:
         """A captured gradient: the sum over the backward passes of the step."""
-        parts = [self.value(part, synthesizer) for part in structure["$sum"]]
+        parts = structure.get("$sum") if isinstance(structure, dict) else None
+        if not isinstance(parts, list):
+            raise Corrupted("a gradient is no sum of tensors")
         total: Tensor | None = None
-        for part in parts:
+        for node in parts:
+            part = self.value(node, synthesizer)
+            if not isinstance(part, Tensor) or (total is not None and part.shape != total.shape):
+                raise Corrupted("a gradient is no sum of tensors")
             total = part if total is None else total + part
         return total
 
     def rng(self, rng: Rng) -> RngState:
-        """The random streams of a call's context."""
+        """The random streams of a call's context.
+
+        Raises:
+            Corrupted: A stream cannot be set to them.
+        """
         values = {
             name: self.value(getattr(rng, name)) for name in ("torch", "numpy", "python", "devices")
         }
-        return RngState(**values | {"devices": tuple(values["devices"] or ())})
+        try:
+            state = RngState(**values | {"devices": tuple(values["devices"] or ())})
+            check_twister(state.numpy[1] if state.numpy else 0)
+            with preserved_rng():
+                set_rng(state)
+        except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+            raise Corrupted(f"the random streams of a call cannot be set: {error}") from error
+        return state
 
     # ---- running
 
@@ -264,8 +287,17 @@ class Replay:
         return Replayed(module, run, what, tuple(rebuilder.notes[:_MOST_NOTES]))
 
     def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
-        """A run of any callable on those inputs, under the call's captured context."""
+        """A run of any callable on those inputs, under the call's captured context.
+
+        Raises:
+            Corrupted: The context is none that torch can be in.
+        """
         record = self.call(call)
+        try:
+            with under(record.context.ambient, device=self.device):
+                pass
+        except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
+            raise Corrupted(f"the context of call {call} cannot be set: {error}") from error
         return Run(
             module=module,
             args=tuple(inputs[0]),
@@ -315,9 +347,19 @@ def _make_importable(metadata: Metadata, refused: tuple[Path, ...]) -> None:
             continue
         if importlib.util.find_spec(package) is not None or root in sys.path:
             continue
-        folder = Path(root)
-        owned = folder.is_dir() and (
-            not hasattr(os, "getuid") or folder.stat().st_uid in (0, os.getuid())
-        )
-        if owned and not any(folder.resolve().is_relative_to(r.resolve()) for r in refused):
+        if _trusted(Path(root), refused):
             sys.path.append(root)
+
+
+def _trusted(path: Path, refused: tuple[Path, ...]) -> bool:
+    """Whether code may come from there: an absolute path, of this user, and not in the repo."""
+    try:
+        owner = path.stat().st_uid
+    except (OSError, ValueError):
+        return False
+    owned = not hasattr(os, "getuid") or owner in (0, os.getuid())
+    return (
+        path.is_absolute()
+        and owned
+        and not any(path.resolve().is_relative_to(root) for root in refused)
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modulelens.entry import Entry, _import_path
-from modulelens.errors import ModuleLensError, TimedOut, UsageError
+from modulelens.errors import DiskFull, ModuleLensError, TimedOut, UsageError
 from modulelens.records import Grade, GradeLevel, Metadata, Reason
 from modulelens.store import FsckReport, GcReport, LocalStore, Row
 
@@ -114,7 +114,12 @@ class Repo:
                 entries.append(Entry(self._store, stored, self._allow))
                 report(len(entries), total)
 
-            self._store.put_entries(new, aliases=aliases, progress=note)
+            try:
+                self._store.put_entries(new, aliases=aliases, progress=note)
+            except DiskFull as error:
+                lost = ", ".join(metadata.name for metadata, _ in new[len(entries) :][:5])
+                missing = f"{len(new) - len(entries)} of {len(new)} entries not stored: {lost}"
+                raise DiskFull(f"{error.message}; {missing}", hint=error.hint) from error
         if verify:
             self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
         return entries
@@ -238,14 +243,15 @@ class Repo:
         """The aliases of the entry's collection, alias -> version."""
         return self._store.aliases(self._as_entry(entry).metadata.collection)
 
-    def remove(self, entry: Entry | str, *, force: bool = False) -> None:
-        """Removes an entry; `gc` then frees what nobody else needs.
+    def remove(self, entry: Entry | str, *, force: bool = False) -> str:
+        """Removes an entry and returns its id; `gc` then frees what nobody else needs.
 
         Raises:
             Conflict: An alias points at it, and `force` is not given.
         """
         found = entry.id if isinstance(entry, Entry) else self._store.resolve(entry)
         self._store.remove(found, force=force)
+        return found
 
     def gc(self) -> GcReport:
         """Removes bytes that no entry needs, and leftovers of dead writers."""
@@ -256,7 +262,7 @@ class Repo:
         return self._store.fsck(progress=progress)
 
     def reindex(self) -> int:
-        """Builds the search index anew from the entries; returns their number."""
+        """Builds the search index anew; returns its number of entries, warns of those left out."""
         return self._store.reindex()
 
     def push(self, remote: str, *_: Any, **__: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import shutil
 import warnings
 import zipfile
@@ -34,6 +35,11 @@ def overwrite(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def record(path: Path) -> bytes:
+    """A record without the digest at its end: with it, any change is noticed."""
+    return re.sub(rb',"digest":"[0-9a-f]{64}"}$', b"}", path.read_bytes())
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
@@ -41,6 +47,12 @@ def flip(path: Path, at: int) -> None:
 
 
 def others_work(store: LocalStore, good: Metadata) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="entry .* is left out of the index")
+        others_are_found(store, good)
+
+
+def others_are_found(store: LocalStore, good: Metadata) -> None:
     fresh = LocalStore(store.root)
     assert fresh.metadata(good.id).name == good.name
     assert torch.equal(fresh.state(good.id)["scale"], torch.arange(4.0))
@@ -106,9 +118,7 @@ def swap_state(store: LocalStore, entry: Metadata, data: bytes) -> None:
     """What an attacker does: another state.pt, and the digest to go with it."""
     (folder(store, entry) / "state.pt").write_bytes(data)
     path = folder(store, entry) / "metadata.json"
-    path.write_bytes(
-        path.read_bytes().replace(entry.state_digest.encode(), digest_of(data).encode())
-    )
+    path.write_bytes(record(path).replace(entry.state_digest.encode(), digest_of(data).encode()))
 
 
 class Bomb:
@@ -176,7 +186,7 @@ def test_a_state_of_another_form_is_refused(store, value):
 def test_a_damaged_record_is_named(store, change, error):
     good, bad = add(store, fqn="good"), add(store)
     path = folder(store, bad) / "metadata.json"
-    path.write_bytes(change(path.read_bytes()))
+    path.write_bytes(change(record(path)))
     with pytest.raises(error) as caught:
         store.metadata(bad.id)
     assert bad.id in str(caught.value)
@@ -203,7 +213,7 @@ def test_a_record_with_a_malformed_tensor_hides_no_other(store, structure):
 def test_numbers_beyond_64_bits_hide_no_other(store):
     good, bad = add(store, fqn="good"), add(store)
     path = folder(store, bad) / "metadata.json"
-    path.write_bytes(path.read_bytes().replace(b'"params":1000', b'"params":' + b"9" * 19))
+    path.write_bytes(record(path).replace(b'"params":1000', b'"params":' + b"9" * 19))
     others_work(store, good)
 
 
@@ -263,7 +273,7 @@ def test_damaged_aliases_hide_nothing(store):
 def test_a_wrong_size_in_a_record_is_named(store):
     bad = add(store, blobs=(b"v" * 5000,))
     path = folder(store, bad) / "metadata.json"
-    path.write_bytes(path.read_bytes().replace(b":5000", b":9999"))
+    path.write_bytes(record(path).replace(b":5000", b":9999"))
     (problem,) = store.fsck().problems
     assert (problem.subject, problem.code) == (bad.id, "CORRUPTED")
     assert "9,999" in problem.message
@@ -330,7 +340,7 @@ def test_fsck_names_what_search_does_not_know(store):
     copy = folder(store, first).with_name("7")
     shutil.copytree(folder(store, first), copy)
     path = copy / "metadata.json"
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":7'))
+    path.write_bytes(record(path).replace(b'"version":1', b'"version":7'))
     assert [problem.code for problem in store.fsck().problems] == ["NOT_INDEXED"]
     assert store.reindex() == 3
     assert store.fsck().ok

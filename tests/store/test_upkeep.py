@@ -65,7 +65,7 @@ def test_search_orders_by_natural_name_and_pages(store):
     assert [(r.fqn, r.version) for r in store.find(limit=2, offset=1)] == names[1:3]
     assert store.find(limit=0) == []
     assert store.count() == 5
-    assert [r.id for r in store.find({"fqn": "layers.2"}, newest_only=True)] == [newest.id]
+    assert store.find({"fqn": "layers.2"})[0].id == newest.id
     before = store.find()
     store.reindex()
     assert store.find() == before

@@ -12,7 +12,7 @@ from modulelens.capture.init import init_call
 from modulelens.capture.nodes import Nodes, OwnState
 from modulelens.capture.snapshot import Snapshots
 from modulelens.ingest.bytes import Bytes, map_refs, union
-from modulelens.records import InitCall, ModuleNode, Structure, TensorRef, to_json
+from modulelens.records import Hook, InitCall, ModuleNode, Structure, TensorRef, to_json
 
 _INTERN_BYTES = 512
 _NAMED = re.compile(
@@ -75,7 +75,7 @@ class NodeWriter:
             attributes={k: self._intern(final(v)) for k, v in state.attributes.items()},
             children=children,
             parametrized=state.parametrized,
-            hooks=[final(hook) for hook in state.hooks] or None,
+            hooks=tuple(Hook(**final(hook)) for hook in state.hooks) or None,
             foreign_hooks=state.foreign_hooks,
             opaque=state.opaque,
             init=self.init(number),

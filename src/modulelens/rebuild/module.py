@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 
 from modulelens.context import preserved_rng
-from modulelens.errors import ClassNotFound, ModuleLensError, NotRebuildable
+from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotRebuildable
 from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.initial import spared_values
 from modulelens.rebuild.payload import Payload
@@ -82,16 +82,16 @@ class Rebuilder:
         return module
 
     def _load(self, digest: str) -> ModuleNode:
-        node = self._payload.node(digest)
-        reason, _, text = node.refused.partition(": ")
-        if reason and not (reason == "not_importable" and node.cls in self._drifted):
-            raise NotRebuildable(f"{node.fqn or 'the module'}: {text}", reason=reason)
-        if node.number not in self._nodes:
-            self._nodes[node.number] = node
-            for child in node.children.values():
-                if child is not None:
-                    self._load(child[0])
-        return node
+        nodes = self._payload.nodes(digest)
+        for node in nodes:
+            reason, _, text = node.refused.partition(": ")
+            if reason and not (reason == "not_importable" and node.cls in self._drifted):
+                raise NotRebuildable(f"{node.fqn or 'the module'}: {text}", reason=reason)
+            if taken := _INTERNAL & node.attributes.keys():
+                where = node.fqn or "the module"
+                raise Corrupted(f"{where}: {min(taken)} is torch's own attribute")
+            self._nodes.setdefault(node.number, node)
+        return nodes[0]
 
     def _class(self, node: ModuleNode) -> type[nn.Module]:
         cls = self._importer.get(node.cls)
@@ -124,8 +124,8 @@ class Rebuilder:
         """State, mode and hooks. `known` are attributes to leave alone where theirs is opaque."""
         decoder = self._decoder()
         inside = vars(module)
-        _replace(module._parameters, {k: decoder.decode(v) for k, v in node.parameters.items()})
-        _replace(module._buffers, {k: decoder.decode(v) for k, v in node.buffers.items()})
+        _replace(module._parameters, decoder.tensors(node.parameters))
+        _replace(module._buffers, decoder.tensors(node.buffers))
         module._non_persistent_buffers_set = set(node.non_persistent)
         for name, made in decoder.named(node.attributes).items():
             if not (name in node.opaque and name in known):
@@ -141,10 +141,10 @@ class Rebuilder:
             )
         _clear_hooks(module)
         for hook in node.hooks or ():
-            if node.number == self._root and not _is_weight_hook(hook["hook"]):
+            if node.number == self._root and not _is_weight_hook(hook.hook):
                 continue  # a call is recorded inside the module's own hooks
-            made = self._decoder().decode(hook["hook"])
-            _HOOKS[hook["kind"]](module, made, with_kwargs=hook["kwargs"])
+            made = self._decoder().decode(hook.hook)
+            _HOOKS[hook.kind](module, made, with_kwargs=hook.kwargs)
 
     def _decoder(self, strict: str = "") -> Decoder:
         return Decoder(self._tensors.get, self._importer, self.module_value, self._device, strict)

@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import torch
 
+from modulelens.errors import Corrupted
 from modulelens.records import Metadata, ModuleNode, TensorRef, from_json
+
+_MOST_LEVELS = 150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,24 @@ class Payload:
     blob: Callable[[str], bytes]
     storage: Callable[[TensorRef], torch.UntypedStorage]
 
+    def nodes(self, digest: str) -> list[ModuleNode]:
+        """The node of that digest and all below it, each once, level by level.
+
+        Raises:
+            Corrupted: They are nested too deep, or do not agree about their numbers.
+        """
+        found: dict[str, ModuleNode] = {}
+        level = [digest]
+        for _ in range(_MOST_LEVELS):
+            found |= {name: self.node(name) for name in level if name not in found}
+            below = [child for name in level for child in found[name].children.values() if child]
+            level = [name for name, _ in below if name not in found]
+            if not level and all(found[name].number == number for name, number in below):
+                return list(found.values())
+        raise Corrupted(
+            f"node {digest[:12]}: modules are nested over {_MOST_LEVELS} deep, or misnumbered"
+        )
+
     def node(self, digest: str) -> ModuleNode:
         """The node of that digest, with interned values put back in place."""
         node = from_json(self.blob(digest), ModuleNode, what=f"node {digest[:12]}")
@@ -38,11 +59,9 @@ class Payload:
 
     def _expand(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._expand(item) for item in value]
+            return list(map(self._expand, value))
         if not isinstance(value, dict):
             return value
-        if "$intern" in value:
-            return self._expand(
-                from_json(self.blob(value["$intern"]), dict, what="an interned value")
-            )
-        return {key: self._expand(item) for key, item in value.items()}
+        if "$intern" in value:  # one that is interned holds no other, so this ends
+            return from_json(self.blob(value["$intern"]), dict, what="an interned value")
+        return dict(zip(value, map(self._expand, value.values()), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from modulelens.errors import Corrupted, NotRebuildable
 from modulelens.records import TensorRef
 from modulelens.tree import as_non_leaf, dtype_of
+
+_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Tensors:
@@ -65,7 +68,9 @@ class Tensors:
         elif ref.kept:
             made = torch.empty(0, dtype=dtype, device=self._device)
             made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
+            _check_room(ref, dtype)  # an expanded one grows when it is copied
         elif self._missing is not None:
+            _check_room(ref, dtype)
             made = self._stand_in(ref, dtype, self._missing)
         else:
             raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
@@ -138,3 +143,11 @@ def new_memory(nbytes: int, device: str = "cpu") -> torch.UntypedStorage:
         text = f"{nbytes:,} bytes that were not kept do not fit into memory"
         raise NotRebuildable(text, reason="not_kept") from error
     return made
+
+
+def _check_room(ref: TensorRef, dtype: torch.dtype) -> None:
+    nbytes = ref.spec.numel * dtype.itemsize
+    if nbytes > _MEMORY_BYTES:
+        raise NotRebuildable(
+            f"a tensor of {nbytes:,} bytes is larger than this machine's memory", reason="not_kept"
+        )

@@ -45,8 +45,7 @@ class Today:
             (module._parameters, node.parameters),
             (module._buffers, node.buffers),
         ):
-            made = {name: decoder.decode(value) for name, value in captured.items()}
-            self._tensors(live, made, path)
+            self._tensors(live, decoder.tensors(captured), path)
         for name, made in decoder.named(node.attributes).items():
             self._attribute(vars(module), f"{path}{name}", name, (node.attributes[name], made))
         vars(module)["training"] = node.training

@@ -6,7 +6,7 @@ from modulelens.records.coverage import Coverage, CoverageList, Fate
 from modulelens.records.environment import Ambient, Autocast, Context, Environment, Rng
 from modulelens.records.measurement import Comparison, Measurement
 from modulelens.records.metadata import Metadata, collection_id
-from modulelens.records.module import ModuleNode
+from modulelens.records.module import Hook, ModuleNode
 from modulelens.records.profile import OpRow, Profile
 from modulelens.records.schema import SCHEMA, from_json, read_metadata, to_json
 from modulelens.records.source import InitCall, SourceRef
@@ -36,6 +36,7 @@ __all__ = [
     "Fate",
     "Grade",
     "GradeLevel",
+    "Hook",
     "InitCall",
     "LeafCheck",
     "Measurement",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from modulelens.records.tensor import Structure
@@ -46,7 +48,7 @@ class Ambient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     autocast: tuple[Autocast, ...] = ()
     autocast_cache: bool = True
     default_dtype: str = "float32"
-    num_threads: int = 1
+    num_threads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     onednn: bool = True
     matmul_precision: str = "highest"
     deterministic: bool = False

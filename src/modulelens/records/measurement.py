@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Annotated
 
 import msgspec
 
@@ -16,7 +17,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     label: str
-    times_s: tuple[float, ...]
+    times_s: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     first_s: float = 0.0
     warmup: int = 0
     backward: bool = False

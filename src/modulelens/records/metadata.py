@@ -79,4 +79,5 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def collection_id(model: str, fqn: str) -> str:
     """md5 hex digest of `model/fqn`: the same on every machine, safe as a folder name."""
-    return hashlib.md5(f"{model}/{fqn}".encode(), usedforsecurity=False).hexdigest()
+    text = f"{model}/{fqn}".encode(errors="surrogatepass")
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from modulelens.records.source import InitCall
 from modulelens.records.tensor import Structure
+
+
+class Hook(msgspec.Struct, frozen=True, kw_only=True):
+    """A foreign hook that can be restored. `kwargs`: it is called with keyword arguments."""
+
+    kind: Literal["_forward_pre_hooks", "_forward_hooks"]
+    kwargs: bool
+    hook: Structure
 
 
 class ModuleNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,7 +38,7 @@ class ModuleNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attributes: dict[str, Structure] = {}
     children: dict[str, tuple[str, int] | None] = {}
     parametrized: tuple[str, ...] = ()
-    hooks: Structure = None
+    hooks: tuple[Hook, ...] | None = None
     foreign_hooks: tuple[str, ...] = ()
     opaque: dict[str, str] = {}
     init: InitCall | None = None

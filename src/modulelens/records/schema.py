@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from modulelens.errors import Corrupted, SchemaTooNew
+from modulelens.errors import Corrupted, SchemaTooNew, UsageError
 from modulelens.records.metadata import Metadata
 
 SCHEMA = 1
@@ -21,8 +21,15 @@ T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """JSON of a record. Equal records give equal bytes; the order of a dict is kept."""
-    return _encoder.encode(record)
+    """JSON of a record. Equal records give equal bytes; the order of a dict is kept.
+
+    Raises:
+        UsageError: It holds a text that is none: half a surrogate pair.
+    """
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!r:.200} is no text", hint="use another name") from error
 
 
 def from_json(data: bytes, kind: type[T], *, what: str) -> T:
@@ -38,7 +45,7 @@ def from_json(data: bytes, kind: type[T], *, what: str) -> T:
     """
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Corrupted(f"{what} cannot be read: {error}", hint="run `modulelens fsck`") from error
 
 
@@ -55,14 +62,19 @@ def read_metadata(data: bytes, *, what: str) -> Metadata:
             f"{what} has schema {head.schema}, this ModuleLens reads up to {SCHEMA}",
             hint="pip install --upgrade modulelens",
         )
-    if head.schema == SCHEMA:
-        return from_json(data, Metadata, what=what)
-    raw = from_json(data, dict, what=what)
     if head.schema < _FIRST:
         raise Corrupted(f"{what} has schema {head.schema}; the first was {_FIRST}")
-    for upgrade in UPGRADES[head.schema - _FIRST :]:
-        raw = upgrade(raw)
-    return from_json(to_json(raw | {"schema": SCHEMA}), Metadata, what=what)
+    if head.schema < SCHEMA:
+        raw = from_json(data, dict, what=what)
+        for upgrade in UPGRADES[head.schema - _FIRST :]:
+            raw = upgrade(raw)
+        data = to_json(raw | {"schema": SCHEMA})
+    found = from_json(data, Metadata, what=what)
+    try:
+        to_json(found)
+    except (OverflowError, RecursionError) as error:  # a number that no JSON of ours holds
+        raise Corrupted(f"{what} cannot be read: {error}", hint="run `modulelens fsck`") from error
+    return found
 
 
 class _Head(msgspec.Struct):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from modulelens.errors import Corrupted
+
+#: A number of elements or bytes.
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -14,8 +19,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] = ()
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...] = ()
     device: str = "cpu"
     layout: str = "strided"
     requires_grad: bool = False
@@ -82,8 +87,8 @@ class TensorRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spec: TensorSpec
     group: int
     object: int = -1
-    offset: int = 0
-    nbytes: int = 0
+    offset: Size = 0
+    nbytes: Size = 0
     blob: str | None = None
     key: str | None = None
     packed: bool = False
@@ -128,6 +133,14 @@ def as_ref(value: Any) -> TensorRef:
     """A `TensorRef` from its JSON form; a `TensorRef` is returned as it is.
 
     Raises:
-        msgspec.ValidationError: The value is not a tensor reference.
+        Corrupted: The value is not a tensor reference.
     """
-    return value if isinstance(value, TensorRef) else msgspec.convert(value, TensorRef)
+    if isinstance(value, TensorRef):
+        return value
+    try:
+        ref = msgspec.convert(value, TensorRef)
+    except msgspec.ValidationError as error:
+        raise Corrupted(f"a tensor reference cannot be read: {error}") from error
+    if ref.spec.stride and len(ref.spec.stride) != len(ref.spec.shape):
+        raise Corrupted(f"a tensor reference cannot be read: strides of {ref.spec.shape} expected")
+    return ref

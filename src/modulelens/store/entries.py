@@ -6,10 +6,11 @@ Knows no index. Who changes anything here keeps all other writers out.
 from __future__ import annotations
 
 import re
-import shutil
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,9 +25,12 @@ from modulelens.store.files import (
     write_atomic,
     write_new,
 )
-from modulelens.store.layout import Layout
+from modulelens.store.layout import Layout, is_folder
 
+MOST_VERSIONS = 999_999_999
 _VERSION_LIKE = re.compile(r"v?\d+")
+_SEAL = b',"digest":"%b"}'
+_SEAL_BYTES = len(_SEAL % (b"0" * 64))
 
 
 def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) -> Metadata:
@@ -43,7 +47,7 @@ def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) 
         state_digest=digest_of(state),
         created=metadata.created or now,
     )
-    data = to_json(stored)
+    data = _sealed(stored)
     folder = layout.collection(collection) / str(stored.version)
     with space_for(f"entry {metadata.name!r:.200}", layout.root, len(state) + len(data)):
         folder.mkdir(parents=True)
@@ -52,14 +56,20 @@ def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) 
             # The commit point: before this rename the entry does not exist.
             write_atomic(folder / "metadata.json", data, tmp=layout.tmp)
         except BaseException:
-            clear_folder(folder)
+            discard(folder)
             raise
     return stored
 
 
 def _next_version(layout: Layout, collection: str) -> int:
     removed = read_pointers(layout, collection).removed
-    return max(removed, *layout.version_folders(collection), 0) + 1
+    highest = max(removed, *layout.version_folders(collection), 0)
+    if highest >= MOST_VERSIONS:
+        raise Conflict(
+            f"collection {collection} has no version left after {highest}",
+            hint="trace under another model name",
+        )
+    return highest + 1
 
 
 def read_entry(layout: Layout, entry_id: str) -> Metadata:
@@ -75,12 +85,36 @@ def read_entry(layout: Layout, entry_id: str) -> Metadata:
         data = read_regular(path)
     except NotFound as error:
         raise NotFound(f"no entry {entry_id} in {layout.root}", hint="modulelens ls") from error
-    metadata = read_metadata(data, what=f"metadata.json of entry {entry_id}")
+    what = f"metadata.json of entry {entry_id}"
+    metadata = read_metadata(unsealed(data, what=what), what=what)
     if metadata.id != entry_id:
         raise Corrupted(
             f"{path} is that of entry {metadata.id}", hint="move the folder back, or remove it"
         )
     return metadata
+
+
+def _sealed(metadata: Metadata) -> bytes:
+    """Its JSON, with the digest of all bytes before it as the last field."""
+    data = to_json(metadata)[:-1]
+    return data + _SEAL % digest_of(data).encode()
+
+
+def unsealed(data: bytes, *, what: str) -> bytes:
+    """The JSON of a record, the same that was written.
+
+    A file that does not end in a seal was written by other means, and is taken as it is.
+
+    Raises:
+        Corrupted: The bytes differ from the digest at their end.
+    """
+    body, end = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if end[:11] == _SEAL[:11] and end != _SEAL % digest_of(body).encode():
+        raise Corrupted(
+            f"{what} is corrupted: its bytes differ from the digest at its end",
+            hint="remove the entry and add it again; the others are not touched",
+        )
+    return data
 
 
 def rewrite_entry(layout: Layout, metadata: Metadata) -> None:
@@ -89,7 +123,7 @@ def rewrite_entry(layout: Layout, metadata: Metadata) -> None:
     Raises:
         DiskFull: No space is left; the old file stays.
     """
-    data = to_json(metadata)
+    data = _sealed(metadata)
     with space_for(f"entry {metadata.name!r:.200}", layout.root, len(data)):
         write_atomic(layout.entry(metadata.id) / "metadata.json", data, tmp=layout.tmp)
 
@@ -110,14 +144,18 @@ def remove_entry(layout: Layout, entry_id: str, *, force: bool) -> None:
         )
     kept = {alias: to for alias, to in pointers.aliases.items() if alias not in held}
     write_pointers(layout, collection, Pointers(kept, max(pointers.removed, int(version))))
-    clear_folder(layout.entry(entry_id))
+    discard(layout.entry(entry_id))
 
 
-def clear_folder(folder: Path) -> int:
-    """Removes a version folder, metadata.json first; returns the bytes that this freed."""
-    freed = sum(path.lstat().st_size for path in folder.iterdir())
-    (folder / "metadata.json").unlink(missing_ok=True)
-    shutil.rmtree(folder)
+def discard(path: Path) -> int:
+    """Removes a file, or a folder with its metadata.json first; returns the bytes it freed."""
+    if not is_folder(path):
+        freed = path.lstat().st_size
+        path.unlink()
+        return freed
+    inside = sorted(path.iterdir(), key=lambda part: part.name != "metadata.json")
+    freed = sum(map(discard, inside))
+    path.rmdir()
     return freed
 
 
@@ -146,7 +184,7 @@ class Pointers(msgspec.Struct, frozen=True, omit_defaults=True):
     """What aliases.json holds; `removed` is the highest version ever removed: none comes twice."""
 
     aliases: dict[str, int] = {}
-    removed: int = 0
+    removed: Annotated[int, msgspec.Meta(ge=0, le=MOST_VERSIONS)] = 0
 
     def of(self, version: int) -> list[str]:
         """The aliases that point at a version."""
@@ -210,7 +248,7 @@ def read_rows(
     versions: Iterable[int] | None = None,
     known: Mapping[str, Metadata] | None = None,
 ) -> dict[int, Row]:
-    """Rows of the committed versions of a collection; those that cannot be read are left out.
+    """Rows of the committed versions of a collection; a warning names those that have none.
 
     `known` are records that need not be read, by id.
     """
@@ -224,6 +262,9 @@ def read_rows(
         try:
             metadata = (known or {}).get(entry_id) or read_entry(layout, entry_id)
             rows[version] = row_of(metadata, pointers.of(version))
-        except (ModuleLensError, msgspec.ValidationError, OSError):
-            continue  # fsck names it; one bad entry never hides the others
+        except NotFound:
+            continue  # removed meanwhile
+        except (ModuleLensError, OSError) as error:  # one bad entry never hides the others
+            why = error.message if isinstance(error, ModuleLensError) else str(error)
+            warnings.warn(f"entry {entry_id} is left out of the index: {why}", stacklevel=2)
     return rows

@@ -98,9 +98,9 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
         version=metadata.version,
         date=metadata.created or None,
         file=(source.file if source else "") or None,
-        params=min(metadata.params, _INT64),
-        bytes=min(metadata.own_bytes, _INT64),
-        depth=min(metadata.depth, _INT64),
+        params=_number(metadata.params),
+        bytes=_number(metadata.own_bytes),
+        depth=_number(metadata.depth),
         dtypes=_unique(spec.dtype for spec in inputs + outputs),
         shapes=_unique(_shape(spec) for spec in inputs + outputs),
         input_dtype=_unique(spec.dtype for spec in inputs),
@@ -108,8 +108,8 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
         output_dtype=_unique(spec.dtype for spec in outputs),
         output_shape=_unique(_shape(spec) for spec in outputs),
         device=next((spec.device for spec in inputs + outputs), None),
-        rank=min(environment.rank, _INT64),
-        world=min(environment.world_size, _INT64),
+        rank=_number(environment.rank),
+        world=_number(environment.world_size),
         git_commit=environment.git_commit or (source.git_commit if source else "") or None,
         torch=environment.torch or None,
         tags=metadata.tags,
@@ -124,14 +124,18 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
     )
 
 
+def _number(value: int) -> int:
+    return max(-_INT64, min(value, _INT64))  # what the index can hold
+
+
 def _measured(metadata: Metadata) -> tuple[float | None, int | None, int | None]:
     measurement, profile = metadata.measurement, metadata.profile
-    latency_s = measurement.median_s if measurement and measurement.times_s else None
+    latency_s = measurement.median_s if measurement else None
     if profile is None:
         return latency_s, None, None
     memory = profile.saved_bytes if profile.peak_bytes is None else profile.peak_bytes
     latency_s = profile.forward_s if latency_s is None else latency_s
-    return latency_s, min(profile.flops_forward, _INT64), min(memory, _INT64)
+    return latency_s, _number(profile.flops_forward), _number(memory)
 
 
 def _specs(structures: Iterable[Structure]) -> list[TensorSpec]:

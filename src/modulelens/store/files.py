@@ -13,6 +13,8 @@ from modulelens.errors import Corrupted, DiskFull, NotFound
 
 #: EFBIG is what a file size limit (`ulimit -f`) gives.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: JSON takes up to 20 times its size in memory.
+MOST_JSON_BYTES = 64 << 20
 
 
 @contextmanager
@@ -87,13 +89,14 @@ def stat_regular(path: Path) -> os.stat_result:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file.
+    """The bytes of a regular file that holds JSON.
 
     Raises:
         NotFound: There is no such file.
-        Corrupted: It is a symbolic link, a folder or a device.
+        Corrupted: It is a symbolic link, a folder or a device, or larger than any JSON here.
     """
-    stat_regular(path)
+    if (size := stat_regular(path).st_size) > MOST_JSON_BYTES:
+        raise Corrupted(f"{path} has {size:,} bytes; at most {MOST_JSON_BYTES:,} are read as JSON")
     try:
         return path.read_bytes()
     except FileNotFoundError as error:

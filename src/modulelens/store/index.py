@@ -17,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from modulelens.store import table
 from modulelens.store.facts import Row
 from modulelens.store.filesystem import is_local
@@ -54,19 +56,11 @@ class Index:
         weakref.finalize(self, _close, self._held, layout.index_lock if writable else None)
         self._words = table.Words()
 
-    def find(
-        self,
-        filter: Filter,
-        *,
-        limit: int | None = None,
-        offset: int = 0,
-        newest_only: bool = False,
-    ) -> list[Row]:
+    def find(self, filter: Filter, *, limit: int | None = None, offset: int = 0) -> list[Row]:
         """Matching rows in the natural order of their names, the newest version first."""
         where, params = table.compile(filter)
         params += [-1 if limit is None else limit, offset]
-        sql = table.select(where, newest_only=newest_only)
-        return self._run(lambda db: table.read_rows(db, self._words, sql, params))
+        return self._run(lambda db: table.read_rows(db, self._words, table.select(where), params))
 
     def count(self, filter: Filter) -> int:
         """Number of matching rows."""
@@ -135,16 +129,15 @@ class Index:
                 try:
                     with self._connected() as db:
                         return work(db)
-                except sqlite3.OperationalError:
-                    if not rest or not self._moved():
+                except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+                    if _is_damage(error) and rest:
+                        message = f"{self._layout.index} is damaged and is rebuilt: {error}"
+                        warnings.warn(message, stacklevel=6)
+                        self.rebuild()
+                    elif isinstance(error, sqlite3.OperationalError) and rest and self._moved():
+                        self.close()
+                    else:
                         raise
-                    self.close()
-                except sqlite3.DatabaseError as error:
-                    if not rest or type(error) is not sqlite3.DatabaseError:
-                        raise  # its subclasses are no damage
-                    message = f"{self._layout.index} is damaged and is rebuilt: {error}"
-                    warnings.warn(message, stacklevel=6)
-                    self.rebuild()
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -193,7 +186,7 @@ class Index:
             return False
         db = _open(f"{path.absolute().as_uri()}?{'mode=rw' if self._writable else 'immutable=1'}")
         try:
-            healthy = db.execute("PRAGMA user_version").fetchone() == (table.VERSION,)
+            healthy = table.is_ours(db)
             if healthy and self._writable:
                 self._hold(db)
             elif healthy:
@@ -253,6 +246,12 @@ class Index:
                 db.execute("ROLLBACK")
             raise
         return written
+
+
+def _is_damage(error: Exception) -> bool:
+    # The subclasses of DatabaseError are no damage, but for a text that is none.
+    exact = type(error) is sqlite3.DatabaseError or isinstance(error, msgspec.MsgspecError)
+    return exact or str(error).startswith("Could not decode to UTF-8")
 
 
 def _open(uri: str) -> sqlite3.Connection:

@@ -21,7 +21,7 @@ import msgspec
 
 from modulelens.errors import Corrupted, EnvironmentLacks, NotARepo, NotFound, SchemaTooNew
 from modulelens.records import from_json, to_json
-from modulelens.store.files import read_regular, write_atomic
+from modulelens.store.files import read_regular, space_for, write_atomic
 
 FORMAT = 1
 
@@ -49,6 +49,9 @@ class Layout:
         self.gc_lock = root / "gc.lock"
         self.index_lock = root / "index.lock"
         self.writer_lock = root / "writer.lock"
+        logs = [root / f"index.sqlite{end}" for end in ("-wal", "-shm", "-journal")]
+        locks = (self.gc_lock, self.index_lock, self.writer_lock)
+        self.files = (self.format, self.index, *locks, *logs)
 
     def check_writable(self) -> None:
         """Refuses what would change a repo that cannot be written.
@@ -67,7 +70,7 @@ class Layout:
         Raises:
             NotFound: `digest` is no blake3 hex digest.
         """
-        if not DIGEST.fullmatch(digest):
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise NotFound(f"{digest!r:.100} is not the digest of a blob (64 hex digits)")
         return Path(f"{self.blobs}/{digest[:2]}/{digest}")
 
@@ -143,7 +146,7 @@ def listing(folder: Path) -> list[Path]:
     """What a folder holds; nothing where it is missing: copies of a repo lack empty folders."""
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -165,6 +168,13 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
     if root.exists() and not root.is_dir():
         raise NotARepo(f"{root} is a file, not a repo", hint="give the path of a folder")
     folders = (layout.tmp, layout.blobs, layout.entries, layout.changes)
+    for path in filter(os.path.lexists, (*folders, *layout.files)):
+        # What is changed or removed through a link would not be the repo's.
+        if path.is_symlink() or path.is_dir() != (path in folders) or path.is_fifo():
+            raise NotARepo(
+                f"{path} is a link, or no file or folder as it should be",
+                hint="remove it, or put back what it was; only the repo's own folder may be a link",
+            )
     if is_new := not layout.format.exists():
         # Another process may be creating it right now: our own folders are not foreign.
         foreign = {path.name for path in listing(root)} - {folder.name for folder in folders}
@@ -176,15 +186,21 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
         if not create:
             raise NotFound(f"no repo at {root}", hint="add something to it first, or give --repo")
     if is_new or layout.writable:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        layout.writable = True
-    if is_new:
-        write_atomic(layout.format, to_json(_Format(FORMAT)), tmp=layout.tmp)
+        data = to_json(_Format(FORMAT))
+        with space_for("a new repo", root, len(data)):
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            layout.writable = True
+            if is_new:
+                write_atomic(layout.format, data, tmp=layout.tmp)
+    _check_format(layout)
+    return layout
+
+
+def _check_format(layout: Layout) -> None:
     schema = from_json(read_regular(layout.format), _Format, what=str(layout.format)).schema
     if schema > FORMAT:
         raise SchemaTooNew(
-            f"{root} has format {schema}, this ModuleLens reads up to {FORMAT}",
+            f"{layout.root} has format {schema}, this ModuleLens reads up to {FORMAT}",
             hint="pip install --upgrade modulelens",
         )
-    return layout

@@ -150,11 +150,11 @@ class LocalStore:
                 entries.check_blobs(self._layout, record, self._adds.present)
                 metadata = entries.commit_entry(self._layout, record, data)
                 changed.records[metadata.id] = metadata
+                changed.versions[metadata.collection].add(metadata.version)
                 self._adds.settle(metadata.blobs)
-                versions = entries.point(
+                changed.versions[metadata.collection] |= entries.point(
                     self._layout, metadata.collection, aliases, metadata.version
                 )
-                changed.versions[metadata.collection] |= versions
                 stored.append(metadata)
                 if progress:
                     progress(metadata)
@@ -183,10 +183,6 @@ class LocalStore:
         path = self._layout.entry(entry_id) / "state.pt"
         self._verified.check(path, metadata.state_digest, what=f"state.pt of entry {entry_id}")
         return load_state(path, entry_id, keys)
-
-    def replace(self, metadata: Metadata) -> None:
-        """Rewrites the record of an entry; `update` also keeps what others change meanwhile."""
-        self.update(metadata.id, lambda _: metadata)
 
     def update(self, entry_id: str, change: Callable[[Metadata], Metadata]) -> Metadata:
         """Rewrites a record as `change` makes it of the current one: one step for all processes.
@@ -255,21 +251,17 @@ class LocalStore:
         *,
         limit: int | None = None,
         offset: int = 0,
-        newest_only: bool = False,
     ) -> list[Row]:
         """Rows of the entries that a filter selects, by name (layers.2 before layers.10).
 
-        The filter language is in `modulelens.store.query`. With `newest_only` only the newest
-        version of each collection is considered.
+        The filter language is in `modulelens.store.query`.
 
         Raises:
             UsageError: The filter, `limit` or `offset` cannot be used.
         """
         if offset < 0 or (limit is not None and limit < 0):
             raise UsageError(f"limit {limit} and offset {offset} cannot be negative")
-        return self._fresh_index().find(
-            filter or {}, limit=limit, offset=offset, newest_only=newest_only
-        )
+        return self._fresh_index().find(filter or {}, limit=limit, offset=offset)
 
     def count(self, filter: Filter | None = None) -> int:
         """Number of the entries that a filter selects."""
@@ -292,7 +284,7 @@ class LocalStore:
 
     def fsck(self, *, progress: Callable[[int], None] | None = None) -> FsckReport:
         """Reads every byte that an entry needs, and names what is wrong; changes nothing."""
-        return check_repo(self._layout, {row.id for row in self.find()}, progress)
+        return check_repo(self._layout, {row.id: row for row in self.find()}, progress)
 
     def reindex(self) -> int:
         """Builds the index anew from the entries; returns their number."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-from modulelens.errors import Conflict
+from modulelens.errors import Conflict, NotFound
 from modulelens.records import Metadata
-from modulelens.store.files import space_for, write_new
+from modulelens.store.files import read_regular, space_for, write_new
 from modulelens.store.layout import COLLECTION, Layout, listing
 
 
@@ -48,7 +48,9 @@ def locked(path: Path, *, shared: bool = False, timeout_s: float = 600.0) -> Ite
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with space_for(f"lock {path.name}", path.parent, 0):
+        # A link would be followed to a file that is not the repo's.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
 def _release(descriptor: int) -> None:
@@ -172,8 +174,8 @@ def settle(
     try:
         with locked(layout.writer_lock, timeout_s=0) if writable else nullcontext():
             for marker in listing(layout.changes):
-                names = marker.read_text(errors="replace").split()
+                names = read_regular(marker).decode(errors="replace").split()
                 if refresh(dict.fromkeys(filter(COLLECTION.fullmatch, names))) and writable:
                     marker.unlink()
-    except (Conflict, FileNotFoundError):
+    except (Conflict, NotFound):
         return  # a writer is at work, or was just now, and sees to its own

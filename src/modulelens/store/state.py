@@ -66,14 +66,23 @@ def load_state(
             f"state.pt of entry {entry_id} cannot be loaded: {path}: {error}",
             hint="it holds something else than plain tensors; nothing of it was run",
         ) from error
-    if not isinstance(state, dict) or any(type(v) is not torch.Tensor for v in state.values()):
-        raise Corrupted(f"state.pt of entry {entry_id} is no {{key: tensor}}: {path}")
+    if not isinstance(state, dict) or not all(map(_is_plain, state.values())):
+        raise Corrupted(f"state.pt of entry {entry_id} is no {{key: plain tensor}}: {path}")
     if keys is None:
         return state
     missing = [key for key in keys if key not in state]
     if missing:
         raise NotFound(f"state.pt of entry {entry_id} has no {', '.join(missing[:5])}")
     return {key: state[key] for key in keys}
+
+
+def _is_plain(value: object) -> bool:
+    # One that is expanded, or sparse, could be copied to any size.
+    import torch
+
+    if not isinstance(value, torch.Tensor) or type(value) is not torch.Tensor:
+        return False
+    return value.layout is torch.strided and value.is_cpu and value.is_contiguous()
 
 
 def _check_sizes(path: Path) -> None:

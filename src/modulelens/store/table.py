@@ -45,10 +45,6 @@ _UPSERT = (
     " ON CONFLICT (collection, version) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in _WRITE)
 )
-_NEWEST = (
-    "NOT EXISTS (SELECT 1 FROM entries AS later WHERE later.collection = entries.collection"
-    " AND later.version > entries.version)"
-)
 _AT = [number for number, field in enumerate(FIELDS) if field in _WORDS]
 _EMPTY = [() if kind is Kind.LIST else None for kind in FIELDS.values()]
 
@@ -66,27 +62,33 @@ class Words:
         self.numbers.clear()
 
 
-def select(where: str, *, newest_only: bool) -> str:
+def select(where: str) -> str:
     """The statement that `read_rows` runs; its last parameters are the limit and the offset."""
-    newest = f" AND {_NEWEST}" if newest_only else ""
     order = "ORDER BY sort, collection, version DESC LIMIT ? OFFSET ?"
-    return f"SELECT {_READ} FROM entries WHERE {where}{newest} {order}"
+    return f"SELECT {_READ} FROM entries WHERE {where} {order}"
 
 
 def read_rows(db: sqlite3.Connection, words: Words, sql: str, params: list[Any]) -> list[Row]:
     """The rows that a `select` finds."""
     found = db.execute(sql, params).fetchall()
     for word in {line[number] for line in found for number in _AT} - words.values.keys() - {None}:
-        (json,) = db.execute("SELECT json FROM words WHERE word = ?", (word,)).fetchone()
-        value = msgspec.json.decode(json)
+        line = db.execute("SELECT json FROM words WHERE word = ?", (word,)).fetchone()
+        value = msgspec.json.decode(line[0]) if line and isinstance(line[0], str) else line
         words.values[word] = tuple(value) if isinstance(value, list) else value
     rows = []
     for line in found:
         values = list(line)
         for number in _AT:
             values[number] = words.values.get(line[number], _EMPTY[number])
-        rows.append(Row(*values))
+        rows.append(msgspec.convert(dict(zip(FIELDS, values, strict=True)), Row))
     return rows
+
+
+def is_ours(db: sqlite3.Connection) -> bool:
+    """Whether it has exactly our tables: what else lies in a file would run with them."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    made = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return version == VERSION and {sql for (sql,) in made} == set(TABLES[:-1])
 
 
 def put_row(db: sqlite3.Connection, words: Words, collection: str, row: Row) -> None:

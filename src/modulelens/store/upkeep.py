@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from modulelens.errors import Corrupted, ModuleLensError
-from modulelens.records import ModuleNode, from_json
-from modulelens.store.entries import clear_folder, read_entry, read_pointers
+from modulelens.records import Metadata, ModuleNode, from_json
+from modulelens.store.entries import discard, read_entry, read_pointers, unsealed
+from modulelens.store.facts import Row, row_of
 from modulelens.store.files import Verified, read_regular
 from modulelens.store.layout import DIGEST, Layout, is_folder, listing
 
@@ -18,12 +19,14 @@ from modulelens.store.layout import DIGEST, Layout, is_folder, listing
 class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong with an entry (its id), a collection (its id) or a blob (its digest).
 
-    `code` is that of the error that using it raises, or NOT_INDEXED, DANGLING_ALIAS.
+    `code` is that of the error that using it raises, or NOT_INDEXED (`modulelens reindex` mends
+    it), DANGLING_ALIAS. `entries` are the names of those that need a damaged blob.
     """
 
     subject: str
     code: str
     message: str
+    entries: tuple[str, ...] = ()
 
 
 class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +43,13 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_repo(
-    layout: Layout, indexed: set[str], progress: Callable[[int], None] | None = None
+    layout: Layout, indexed: Mapping[str, Row], progress: Callable[[int], None] | None = None
 ) -> FsckReport:
     """Reads all entries and all blobs they need, from the disk, whatever was verified before.
 
     Args:
         layout: The repo.
-        indexed: Ids of the entries that search knows.
+        indexed: The rows that search knows, by the entries' ids.
         progress: Called with the number of bytes read since the last call.
     """
     checker = _Checker(layout, progress or (lambda _: None))
@@ -57,7 +60,11 @@ def check_repo(
         for version in versions:
             entries += 1
             checker.check_entry(f"{collection}/{version}", indexed)
-    return FsckReport(problems=tuple(checker.problems), entries=entries, blobs=len(checker.sizes))
+    problems = [
+        msgspec.structs.replace(problem, entries=tuple(checker.needed.get(problem.subject, ())))
+        for problem in checker.problems
+    ]
+    return FsckReport(problems=tuple(problems), entries=entries, blobs=len(checker.sizes))
 
 
 class _Checker:
@@ -66,6 +73,7 @@ class _Checker:
     def __init__(self, layout: Layout, progress: Callable[[int], None]) -> None:
         self.problems: list[Problem] = []
         self.sizes: dict[str, int | None] = {}  # of blobs; None: already reported
+        self.needed: dict[str, list[str]] = {}  # reported blob -> names of the entries
         self._layout = layout
         self._progress = progress
         self._verified = Verified()
@@ -77,7 +85,7 @@ class _Checker:
                     message = f"alias {alias!r} points at version {version}, which does not exist"
                     self.problems.append(Problem(collection, "DANGLING_ALIAS", message))
 
-    def check_entry(self, entry_id: str, indexed: set[str]) -> None:
+    def check_entry(self, entry_id: str, indexed: Mapping[str, Row]) -> None:
         with self._noted(entry_id):
             metadata = read_entry(self._layout, entry_id)
             with self._noted(entry_id):
@@ -85,23 +93,26 @@ class _Checker:
                 self._read(path, metadata.state_digest, f"state.pt of entry {entry_id}")
             for digest, size in metadata.blobs.items():
                 with self._noted(entry_id):
-                    self._check_blob(digest, size, entry_id)
+                    self._check_blob(digest, size, metadata)
             if self.sizes.get(metadata.node) is not None:
                 data = read_regular(self._layout.blob(metadata.node))
                 from_json(data, ModuleNode, what=f"the module's node of entry {entry_id}")
-            if entry_id not in indexed:
-                message = f"search does not know {metadata.name!r:.200}; run `modulelens reindex`"
+            row = indexed.get(entry_id)
+            if row is None or msgspec.structs.replace(row, aliases=()) != row_of(metadata):
+                message = f"search does not know {metadata.name!r:.200}, or not as it is"
                 self.problems.append(Problem(entry_id, "NOT_INDEXED", message))
 
-    def _check_blob(self, digest: str, size: int, entry_id: str) -> None:
+    def _check_blob(self, digest: str, size: int, metadata: Metadata) -> None:
         if digest not in self.sizes:
             path = self._layout.blob(digest)
             self.sizes[digest] = None
             with self._noted(digest):
                 self.sizes[digest] = self._read(path, digest, f"blob {digest}")
         found = self.sizes[digest]
-        if found not in (None, size):
-            raise Corrupted(f"blob {digest} has {found:,} bytes, entry {entry_id} says {size:,}")
+        if found is None:
+            self.needed.setdefault(digest, []).append(f"{metadata.name}@v{metadata.version}")
+        elif found != size:
+            raise Corrupted(f"blob {digest} has {found:,} bytes, the record says {size:,}")
 
     def _read(self, path: Path, digest: str, what: str) -> int:
         size = self._verified.check(path, digest, what=what).st_size
@@ -141,11 +152,12 @@ def collect(layout: Layout) -> GcReport:
         folder = layout.entries / entry_id
         path = folder / "metadata.json"
         if not path.exists() and not path.is_symlink():
-            freed += clear_folder(folder)
+            freed += discard(folder)
             leftovers += 1
             continue
         try:
-            needed.update(from_json(read_regular(path), _Roots, what=str(path)).blobs)
+            data = unsealed(read_regular(path), what=str(path))
+            needed.update(from_json(data, _Roots, what=str(path)).blobs)
         except ModuleLensError:
             unreadable.append(entry_id)
     drafts = listing(layout.tmp)
@@ -153,8 +165,7 @@ def collect(layout: Layout) -> GcReport:
     blobs = [path for shard in shards for path in shard.iterdir() if DIGEST.fullmatch(path.name)]
     unneeded = [] if unreadable else [path for path in blobs if path.name not in needed]
     for path in (*drafts, *unneeded):
-        freed += path.lstat().st_size
-        path.unlink()
+        freed += discard(path)
     return GcReport(
         removed_blobs=len(unneeded),
         freed_bytes=freed,

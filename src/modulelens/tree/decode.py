@@ -10,8 +10,10 @@ import base64
 import collections
 import enum
 import inspect
+import logging
+import pathlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,18 @@ class Decoder:
             return str(self._place(str(torch.device(text))))
         except RuntimeError:  # some other word, such as "auto"
             return text
+
+    def tensors(self, nodes: Mapping[str, Structure]) -> dict[str, Tensor | None]:
+        """Tensors by name, None where there is none.
+
+        Raises:
+            Corrupted: A value is something else; and as `decode` does.
+        """
+        made = {name: self.decode(node) for name, node in nodes.items()}
+        for name, value in made.items():
+            if not (value is None or isinstance(value, Tensor)):
+                raise Corrupted(f"{name} is a {type(value).__name__}, not a tensor")
+        return made
 
     def _container(self, node: list[Any] | dict[str, Any]) -> Any:
         if isinstance(node, list):
@@ -221,6 +235,8 @@ class Decoder:
     def _method(self, body: list[Any]) -> Any:
         owner, name = self.decode(body[0]), body[1]
         cls = owner if isinstance(owner, type) else type(owner)
+        if issubclass(cls, (pathlib.PurePath, np.ndarray, logging.Logger, types.ModuleType)):
+            raise untrusted(f"a method of a {cls.__qualname__}, which may reach files")
         if isinstance(inspect.getattr_static(cls, name, None), (property, types.NoneType)):
             raise NotRebuildable(
                 f"{cls.__qualname__} has no method {name!r} any more", reason="not_importable"

@@ -51,19 +51,38 @@ def _torch_constant(name: str) -> Any:
     return found
 
 
+def check_twister(position: int) -> None:
+    """Refuses a place outside of a Mersenne Twister's words: numpy would read beyond them.
+
+    Raises:
+        Corrupted: It is outside.
+    """
+    if not 0 <= position <= 624:
+        raise Corrupted(f"a random stream is at word {position} of 624")
+
+
 def _np_generator(state: dict[str, Any]) -> np.random.Generator:
+    return np.random.Generator(_bit_generator(state))
+
+
+def _bit_generator(state: dict[str, Any]) -> Any:
+    if state["bit_generator"] == "MT19937":
+        check_twister(state["state"]["pos"])
     source = _BIT_GENERATORS[state["bit_generator"]]()
     source.state = state
-    return np.random.Generator(source)
+    return source
 
 
-def _restored(make: Callable[[], Any], restore: str) -> Callable[[Any], Any]:
-    def made(state: Any) -> Any:
-        source = make()
-        getattr(source, restore)(state)
-        return source
+def _np_legacy(state: dict[str, Any]) -> np.random.RandomState:
+    source = np.random.RandomState(_bit_generator(state))
+    source.set_state(state)
+    return source
 
-    return made
+
+def _pyrandom(state: Any) -> random.Random:
+    source = random.Random()
+    source.setstate(state)
+    return source
 
 
 def _reference(target: Any) -> Any:
@@ -112,7 +131,7 @@ SOURCES: Kinds = {
     np.random.RandomState: (
         "$nplegacy",
         lambda v: (v.get_state(legacy=False),),
-        _restored(np.random.RandomState, "set_state"),
+        _np_legacy,
     ),
-    random.Random: ("$pyrandom", lambda v: (v.getstate(),), _restored(random.Random, "setstate")),
+    random.Random: ("$pyrandom", lambda v: (v.getstate(),), _pyrandom),
 }

@@ -29,14 +29,17 @@ _SAFE_BUILTINS = frozenset(
 )
 #: Marks of the standard library that signatures hold; their modules do more than that.
 _MARKS = frozenset({"inspect:_empty", "typing:Any"})
-#: What lies in allowed packages and fetches or runs code that its arguments name.
+#: What lies in allowed packages and fetches or runs code that its arguments name, or writes files.
 _LOADING_MODULES = (
     *("torch.hub", "torch.package", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
     *("torch.utils._cpp", "torch.distributed.rpc", "numpy.f2py", "numpy.distutils"),
 )
 _LOADERS = frozenset(
-    {"torch:load", "torch.serialization:load", "torch:classes", "torch:ops", "numpy:load"}
+    {"torch:classes", "torch:ops", "torch.jit:script", "torch.jit:CompilationUnit"}
+    | {"torch:from_file", "numpy:memmap", "numpy:DataSource"}
 )
+#: Beginnings of such names, whatever module of torch or numpy they are reached through.
+_LOADING_NAMES = ("load", "save", "export", "fromfile", "tofile", "fromregex", "genfromtxt")
 _BUILTIN_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "math", "operator", "builtins")
 
 
@@ -72,6 +75,13 @@ def display_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def _loads(path: str, module: str, name: str) -> bool:
+    if path in _LOADERS or module.startswith(_LOADING_MODULES):
+        return True
+    of_torch = module.partition(".")[0] in ("torch", "numpy")
+    return of_torch and name.rpartition(".")[2].startswith(_LOADING_NAMES)
+
+
 def untrusted(message: str, hint: str = "") -> NotRebuildable:
     """The error for a name that a record may not use."""
     return NotRebuildable(message, reason="untrusted_class", hint=hint)
@@ -95,7 +105,7 @@ class Importer:
         self.packages = ALLOWED_PACKAGES | frozenset(packages)
         self.redirect = redirect or {}
         self.main = main
-        self._failed: dict[str, Exception] = {}
+        self._failed: dict[str, BaseException] = {}
 
     def get(self, path: str) -> Any:
         """The object that `module:qualname` names.
@@ -112,7 +122,7 @@ class Importer:
         if package not in self.packages and not safe:
             hint = f"allow it: Repo(..., allow=[{package!r}])"
             raise untrusted(f"{path} is outside the packages allowed for this entry", hint)
-        if path in _LOADERS or module.startswith(_LOADING_MODULES):
+        if _loads(path, module, name) or ".__main__" in module:
             raise untrusted(f"{path} loads code from elsewhere; no record may name it")
         if not name or "<" in name:
             raise ClassNotFound(f"{path} is not importable: it is defined inside a function")
@@ -140,9 +150,9 @@ class Importer:
         try:
             # A second try would fail in another way, at what the first one left half done.
             if module in self._failed:
-                raise self._failed[module]
+                raise self._failed[module]  # noqa: TRY301
             found: Any = importlib.import_module(module)
-        except Exception as error:  # boundary: importing runs the user's module
+        except (Exception, SystemExit) as error:  # boundary: importing runs the user's module
             self._failed[module] = error
             hint = f"`python -c 'import {module}'` shows the failure"
             if isinstance(error, ImportError):
@@ -165,14 +175,14 @@ class Importer:
         """Not so a module, nor what an allowed module imported from the standard library."""
         home = getattr(found, "__module__", None)
         package = home.partition(".")[0] if isinstance(home, str) else ""
-        if isinstance(found, types.ModuleType):
-            return False
+        if isinstance(found, types.ModuleType) or (package == "pathlib" and callable(found)):
+            return isinstance(found, type)  # a path is data, its methods are not
         if package == "builtins":
             return getattr(found, "__name__", "") in _SAFE_BUILTINS
         return package not in sys.stdlib_module_names or package.lstrip("_") in self.packages
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What happened, and in which line of which file."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.msg} ({error.filename}:{error.lineno})"
