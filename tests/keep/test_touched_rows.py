@@ -67,6 +67,7 @@ def traced(
     *,
     steps: int = 1,
     modules: str = "*",
+    learn: bool = True,
     **keep: Any,
 ) -> tuple[ml.Trace, dict[str, ml.Entry]]:
     """As many steps as asked for, with an optimizer that moves what was looked up."""
@@ -74,7 +75,7 @@ def traced(
     with ml.trace(model, name="m", keep=kept, steps=steps, modules=modules) as trace:
         for _ in range(steps):
             model.zero_grad()
-            step(model, forward)
+            step(model, forward) if learn else forward(model)
     return trace, {entry.fqn: entry for entry in add_unverified(trace, repo)}
 
 
@@ -189,7 +190,8 @@ def by_slice(model: Any, numbers: Tensor) -> Tensor:
 
 
 def by_product(model: Any, numbers: Tensor) -> Tensor:
-    return model.table(numbers) * F.linear(model.table(numbers), model.table.weight)[:, -WIDTH:]
+    scores = F.linear(model.table(numbers), model.table.weight)
+    return model.table(numbers) * scores.logsumexp(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("how", [by_function, by_other_rows])
@@ -200,9 +202,19 @@ def test_a_lookup_by_function_is_seen(how: Any, tmp_path: Path) -> None:
     assert all(grade(entry._replay()).level == "exact" for entry in entries.values())
 
 
+def test_a_head_that_multiplies_with_the_table_is_noticed_in_backward(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Reads(by_product)
+    _, entries = traced(model, lambda m: m(X), tmp_path)
+    assert not entries[""].metadata.table_rows
+    assert all(grade(entry._replay()).level == "exact" for entry in entries.values())
+    assert grade(entries[""]._replay()).param_grads == "exact"
+    assert not model.table.weight._backward_hooks
+
+
 @pytest.mark.parametrize("how", [by_slice, by_product])
 def test_a_use_that_is_no_lookup_is_found_and_named(how: Any, tmp_path: Path) -> None:
-    _, entries = traced(Reads(how), lambda m: m(X), tmp_path / "touched")
+    _, entries = traced(Reads(how).eval(), lambda m: m(X), tmp_path / "touched", learn=False)
     found = grade(entries[""]._replay())
     reason, text = found.reasons["outputs"]
     assert (found.level.value, reason) == ("no", Reason.NOT_KEPT.value)

@@ -46,7 +46,18 @@ class Lookups:
         """From now on sees every lookup; what is returned ends that."""
         originals: dict[str, Any] = {n: getattr(torch, n) for n in _NAMES if self._tables}
         vars(torch).update({name: self._seeing(fn) for name, fn in originals.items()})
-        return lambda: vars(torch).update(originals)
+        handles = [
+            table.register_hook(functools.partial(self._note, self._snapshots.look_back, table))
+            for table in self._tables.values()
+            if table.requires_grad and table.is_leaf
+        ]
+
+        def remove() -> None:
+            vars(torch).update(originals)
+            for handle in handles:
+                handle.remove()
+
+        return remove
 
     def ref(self, parameter: int, gradient: Tensor) -> Any:
         """The reference of a gradient that arrived at the parameter of that `id`."""
@@ -60,15 +71,15 @@ class Lookups:
         def lookup(table: Tensor, numbers: Tensor, *args: Any, **kwargs: Any) -> Any:
             found = original(table, numbers, *args, **kwargs)
             if _C._current_graph_task_id() == -1:  # else the forward is run again in backward
-                self._see(table, numbers)
+                self._note(self._snapshots.look_up, table, numbers)
             return found
 
         return lookup
 
-    def _see(self, table: Tensor, numbers: Tensor) -> None:
+    def _note(self, note: Callable[[Tensor, Tensor], None], table: Tensor, seen: Tensor) -> None:
         try:
             with self._lock, torch.no_grad():
-                self._snapshots.look_up(table, numbers)
+                note(table, seen)
         except Exception:  # noqa: BLE001 - boundary: user code must not see our failures
             self._snapshots.take_tables_whole()
 
@@ -85,7 +96,7 @@ def large_tables(modules: Iterable[nn.Module], everywhere: Iterable[nn.Module]) 
         if table is None or parametrize.is_parametrized(module) or not is_plain(table):
             continue
         large = table.dim() == 2 and table.nbytes >= _LARGE_BYTES
-        if large and is_whole(table) and not table.is_inference():
+        if large and is_whole(table) and not (table.is_inference() or table.is_meta):
             found[table.untyped_storage()._cdata] = table
     for module in everywhere:
         for slots in (module._parameters, module._buffers):

@@ -153,6 +153,14 @@ class Snapshots:
             if 2 * snapshot.rows.count > snapshot.rows.total:
                 self._take_whole(table, snapshot)
 
+    def look_back(self, table: Tensor, gradient: Tensor) -> None:
+        """Takes all of a watched table when a row that was not looked up got a gradient."""
+        known = self._by_place.get((_base(table), table.nbytes))
+        if known is None or known.rows is None or known.version != _version(table):
+            return
+        if gradient.shape == table.shape and known.rows.used_otherwise(gradient):
+            self._take_whole(table, known)
+
     def take_tables_whole(self) -> None:
         """Takes all of every watched table."""
         for table in list(self._tables.values()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_PROBES = 1000
+
 
 class Rows:
     """The rows that were looked up of one table while its values stayed what they are.
@@ -33,11 +35,21 @@ class Rows:
             self._parts.append((new, table.detach().index_select(0, new)))
             self.count += new.numel()
 
+    def used_otherwise(self, gradient: Tensor) -> bool:
+        """Whether a row that was not looked up got a gradient, as from a head; looks at a few."""
+        some = torch.arange(0, self.total, max(1, self.total // _PROBES), device=gradient.device)
+        others = some[~self._seen[some]]
+        return not gradient.is_sparse and bool(gradient.index_select(0, others).any())
+
     def packed(self) -> torch.UntypedStorage:
-        """On the CPU: the rows, in the order of their numbers, and behind them the numbers."""
+        """On the CPU: the rows, in the order of their numbers, and behind them the numbers.
+
+        Asked for once, when no row will be added any more.
+        """
         numbers, order = self.numbers.cpu().sort()
         rows = [part.cpu() for _, part in self._parts]
         parts = [torch.cat(rows)[order].view(torch.uint8).reshape(-1)] if rows else []
+        self._parts.clear()
         return torch.cat([*parts, numbers.view(torch.uint8)]).untyped_storage()
 
 
