@@ -26,6 +26,9 @@ COMMANDS = (
     "profile",
     "diff",
     "export",
+    "tag",
+    "alias",
+    "remove",
     "gc",
     "fsck",
     "reindex",
@@ -49,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = _wants_json(words)
     name = words[0] if words[0] in COMMANDS else ""
     try:
+        _check_text(words)
         return _dispatch(words)
     except ModuleLensError as error:
         return _fail(name, error, as_json)
@@ -61,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  boundary: the last stop before the user
         return _fail_unexpected(name, error, as_json)
+
+
+def _check_text(words: list[str]) -> None:
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that are no UTF-8
+            raise UsageError(f"{word!r} is no text", hint="arguments have to be UTF-8")
 
 
 def _dispatch(words: list[str]) -> int:

@@ -17,8 +17,10 @@ import msgspec
 
 from modulelens.cli.command import Reply
 from modulelens.errors import ModuleLensError
+from modulelens.report.table import shorten
 
 _MOST_WARNINGS = 20
+_LONGEST_MESSAGE = 4000
 _COLOURS = {"good": "32", "bad": "31", "weak": "33"}
 _WORDS = re.compile(
     r"\b(?:(?P<good>EXACT|exact|faster)|(?P<bad>MISMATCH_[A-Z]+|RUNTIME_ERROR|TIMEOUT|slower)"
@@ -63,7 +65,10 @@ def error_envelope(command: str, error: Problem) -> bytes:
 def problem(error: ModuleLensError) -> Problem:
     """The error as data."""
     return Problem(
-        code=error.code, message=error.message, hint=error.hint, did_you_mean=error.did_you_mean
+        code=error.code,
+        message=shorten(error.message, _LONGEST_MESSAGE),
+        hint=error.hint,
+        did_you_mean=error.did_you_mean,
     )
 
 

@@ -11,9 +11,10 @@ from modulelens.report.entry import grade_line
 from modulelens.report.entry_view import init_text
 from modulelens.report.quantity import duration, plural
 from modulelens.report.structure import signature, value
-from modulelens.report.table import clean, clean_block, indent, table
+from modulelens.report.table import clean, indent, shorten, table
 
 _LONGEST_DIFF = 200
+_LONGEST_LINE = 200
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ def entry_diff(old: Metadata, new: Metadata) -> EntryDiff:
 
 def diff_report(diff: EntryDiff) -> str:
     """A table of the fields that differ, then the source's diff."""
-    lines = [f"{clean(diff.old)} -> {clean(diff.new)}"]
+    lines = [" -> ".join(shorten(clean(name), _LONGEST_LINE) for name in (diff.old, diff.new))]
     if diff.empty:
         return f"{lines[0]}: no difference"
     lines.append(f"state at the first call: {'equal' if diff.same_state else 'differs'}")
@@ -72,7 +73,8 @@ def diff_report(diff: EntryDiff) -> str:
         rows = [(change.field, change.old, change.new) for change in diff.changes]
         lines.append(table(("FIELD", "OLD", "NEW"), rows))
     if diff.source:
-        lines.append(indent(clean_block("\n".join(diff.source[:_LONGEST_DIFF]))))
+        shown = (shorten(clean(line), _LONGEST_LINE) for line in diff.source[:_LONGEST_DIFF])
+        lines.append(indent("\n".join(shown)))
     if len(diff.source) > _LONGEST_DIFF:
         lines.append(f"... {plural(len(diff.source), 'line')} in all")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from modulelens.report.table import clean, shorten
 
 _MOST_CALLS = 2
 _MOST_TENSORS = 12
+_MOST_WARNINGS = 5
 _LONGEST_TEXT = 400
 
 
@@ -116,7 +117,7 @@ def entry_view(metadata: Metadata, *, call: int | None = None) -> EntryView:
         median_s=measured.median_s if measured else None,
         forward_s=profile.forward_s if profile else None,
         flops_forward=profile.flops_forward if profile else None,
-        warnings=metadata.warnings,
+        warnings=tuple(shorten(text, _LONGEST_TEXT) for text in metadata.warnings[:_MOST_WARNINGS]),
     )
 
 

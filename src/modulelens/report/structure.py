@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from modulelens.errors import Corrupted
 from modulelens.records import Structure, TensorRef, TensorSpec, as_ref
 from modulelens.report.table import clean
 
 _LONGEST_TEXT = 40
 _MOST_ITEMS = 8
+_MOST_LEVELS = 100
 
 
 def tensor(spec: TensorSpec) -> str:
@@ -39,12 +41,27 @@ def is_contiguous(spec: TensorSpec) -> bool:
 def signature(args: Structure, kwargs: Structure) -> str:
     """A call's arguments as they would be written: `(float32[2,64], mask=None)`."""
     positional = [value(item) for item in _items(args)]
-    named = [f"{clean(key)}={value(item)}" for key, item in _named(kwargs)]
+    named = [f"{shown_text(key)}={value(item)}" for key, item in _named(kwargs)]
     return f"({', '.join(positional + named)})"
 
 
 def value(node: Structure) -> str:
     """One value as it would be written in Python, tensors by dtype and shape."""
+    return _value(_pruned(node, _MOST_LEVELS))
+
+
+def _pruned(node: Structure, levels: int) -> Structure:
+    # What lies deeper is never read, and a stranger's value may be deeper than Python can walk.
+    if not isinstance(node, (dict, list)):
+        return node
+    if not levels:
+        return "..."
+    if isinstance(node, list):
+        return [_pruned(item, levels - 1) for item in node]
+    return {key: _pruned(item, levels - 1) for key, item in node.items()}
+
+
+def _value(node: Structure) -> str:
     if isinstance(node, str):
         return repr(node if len(node) <= _LONGEST_TEXT else node[:_LONGEST_TEXT] + "...")
     if isinstance(node, list):
@@ -57,14 +74,14 @@ def value(node: Structure) -> str:
     body = node[tag]
     try:
         return _RENDER[tag](body) if tag in _RENDER else _unknown(tag, body)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, Corrupted):
         # A damaged or foreign node must not hide the rest of the page.
         return _unknown(tag, body)
 
 
 def leaves(node: Structure, path: str) -> list[tuple[str, TensorRef]]:
     """All tensors inside a value, each with a path that reads like code: `output["logits"]`."""
-    return list(_leaves(node, path))
+    return list(_leaves(_pruned(node, _MOST_LEVELS), path))
 
 
 def call_leaves(args: Structure, kwargs: Structure) -> list[tuple[str, TensorRef]]:
@@ -83,7 +100,7 @@ def _unknown(tag: str, body: Any) -> str:
         name = _last_name(body["cls"])
     if isinstance(body, str | int | float):
         return f"{clean(name)}({shown_text(body)})"
-    inside = [f"{clean(key)}={value(item)}" for key, item in _members(body)]
+    inside = [f"{shown_text(key)}={_value(item)}" for key, item in _members(body)]
     return f"{clean(name)}({', '.join(inside[:_MOST_ITEMS])})"
 
 
@@ -98,12 +115,12 @@ def _tuple(body: Any) -> str:
 
 
 def _mapping(body: Any) -> str:
-    shown = [f"{value(key)}: {value(item)}" for key, item in body[:_MOST_ITEMS]]
+    shown = [f"{_value(key)}: {_value(item)}" for key, item in body[:_MOST_ITEMS]]
     return ", ".join(shown + _rest(len(body)))
 
 
 def _several(nodes: list[Structure]) -> str:
-    return ", ".join([value(node) for node in nodes[:_MOST_ITEMS]] + _rest(len(nodes)))
+    return ", ".join([_value(node) for node in nodes[:_MOST_ITEMS]] + _rest(len(nodes)))
 
 
 def _rest(number: int) -> list[str]:
@@ -153,8 +170,13 @@ def _named(kwargs: Structure) -> list[tuple[str, Structure]]:
     if not isinstance(kwargs, dict):
         return []
     if "$dict" in kwargs:
-        return [(str(key), item) for key, item in kwargs["$dict"]]
+        return [(str(key), item) for key, item in _pairs(kwargs["$dict"])]
     return list(kwargs.items())
+
+
+def _pairs(body: Any) -> list[list[Any]]:
+    pairs = body if isinstance(body, list) else []
+    return [pair for pair in pairs if isinstance(pair, list) and len(pair) == 2]
 
 
 def _tag(node: dict[str, Any]) -> str | None:
@@ -174,7 +196,7 @@ def _leaves(node: Structure, path: str) -> Iterator[tuple[str, TensorRef]]:
     elif tag in ("$tensor", "$parameter"):
         yield path, as_ref(node[tag])
     elif tag in ("$dict", "$odict"):
-        for key, item in node[tag]:
+        for key, item in _pairs(node[tag]):
             yield from _leaves(
                 item, f'{path}["{key}"]' if isinstance(key, str) else f"{path}[{key}]"
             )
