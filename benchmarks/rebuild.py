@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -20,7 +18,6 @@ from model_39m import Block
 from table import Row, report
 
 import modulelens as ml
-from modulelens.measure.worker import Worker
 
 HERE = Path(__file__).parent
 WIDTH = 768
@@ -69,26 +66,6 @@ def fresh_process(repo: ml.Repo, rounds: int) -> list[Row]:
     return [(what, f"{ratio:.2f}x", "<= 1.3x", size)]
 
 
-def warm_worker(repo: ml.Repo, rounds: int) -> list[Row]:
-    entry = repo["block"]
-    task = {"repo": str(repo.root), "entry": entry.id, "allow": [], "call": None, "backward": False}
-    candidate = HERE / "model_39m.py"
-    measured = entry.benchmark(backward=False, budget_s=2.0)
-    times = []
-    with Worker(
-        path=[str(HERE), *sys.path], preload=("torch", "modulelens.tasks", "modulelens.stored")
-    ) as worker:
-        for _ in range(rounds + 2):
-            start = time.perf_counter()
-            worker.call("modulelens.tasks:check_task", task | {"candidate": f"{candidate}:Block"})
-            times.append(time.perf_counter() - start)
-    spent = statistics.median(times[2:]) - measured.median_s
-    what = "edited file to verdict in the warm worker, without the forward"
-    best, forward = min(times[2:]) - measured.min_s, measured.median_s
-    note = f"best {1e3 * best:.0f} ms; forward {1e3 * forward:.0f} ms"
-    return [(what, f"{1e3 * spent:.0f} ms", "<= 150 ms", note)]
-
-
 def show(entries: int, rounds: int, folder: Path) -> list[Row]:
     import msgspec
 
@@ -129,7 +106,6 @@ def main() -> None:
         folder = Path(name)
         repo = capture(folder)
         rows = fresh_process(repo, options.rounds)
-        rows += warm_worker(repo, options.rounds)
         rows += show(options.entries, options.rounds, folder)
     report("Rebuild", rows, options.json)
 
