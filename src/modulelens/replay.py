@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -198,11 +197,10 @@ class Replay:
 
     def _moved(self, message: str) -> tuple[str, ...]:
         """Classes with the source of the one that the message names."""
-        roots = self.metadata.roots
-        gone = [(p, d) for p, d in self.metadata.sources.items() if message.startswith(f"{p} ")]
-        folders = [roots.get(path.partition(":")[0].partition(".")[0], "") for path, _ in gone]
-        found = [find_moved(*each, root) for each, root in zip(gone, folders, strict=True) if root]
-        return tuple(itertools.chain(*found))
+        path = message.partition(" ")[0]
+        digest = self.metadata.sources.get(path, "")
+        root = self.metadata.roots.get(path.partition(":")[0].partition(".")[0], "")
+        return tuple(find_moved(path, digest, root)) if digest and root else ()
 
     def bare(self, call: int = 0) -> tuple[nn.Module, str]:
         """The tensors of the module where its class cannot be had, and which of them were made up.

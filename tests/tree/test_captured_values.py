@@ -356,3 +356,33 @@ def test_sparse_gradients_are_compared_by_what_they_say(tmp_path: Path) -> None:
     found = entries[""].check(half, backward=True)
     assert found.status is ml.Status.MISMATCH_VALUE
     assert 'grad["table.weight"]' in found.reason
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        dynamic = torch.ao.quantization.quantize_dynamic
+        self.layer = dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.layer(x) + table.dequantize().sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantised_modules_come_back_and_a_scheme_without_a_rule_is_named(tmp_path: Path) -> None:
+    model = Quantised().eval()
+    plain = torch.quantize_per_tensor(torch.rand(3), 0.1, 2, torch.quint8)
+    axes = torch.rand(2), torch.zeros(2)
+    odd = torch.quantize_per_channel(torch.rand(2, 4), *axes, 0, torch.quint4x2)
+    for table, exact in ((plain, True), (odd, False)):
+        with ml.trace(model, name=f"quantised{exact}") as trace:
+            model(torch.rand(2, 4), table)
+        entries = {e.fqn: e for e in add_unverified(trace, tmp_path)}
+        assert entries["layer.0"].check().status is ml.Status.EXACT
+        assert type(entries["layer.0"].rebuild()) is type(model.layer[0])
+        found = entries[""].check()
+        assert (found.status is ml.Status.EXACT) is exact
+        assert (
+            exact
+            or "an argument holds torch:Tensor: a tensor quantised to quint4x2" in found.reason
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,9 +10,11 @@ from pathlib import Path
 from modulelens.capture.source import source_digest
 
 _MOST_FILES = 2000
+#: A class at the top level of a file: its line, and the indented and empty ones below.
+_CLASS = re.compile(r"^class (\w+)\b.*\n(?:[ \t].*\n|\s*\n)*", re.MULTILINE)
 
 
-def find_moved(path: str, digest: str, root: str) -> list[str]:
+def find_moved(path: str, digest: str, root: str) -> Iterator[str]:
     """`module:qualname` of the classes below `root` that have that source, by whatever name.
 
     Args:
@@ -21,27 +22,12 @@ def find_moved(path: str, digest: str, root: str) -> list[str]:
         digest: The digest of its source then.
         root: The folder that its package was found in.
     """
-    name = path.rpartition(".")[2].rpartition(":")[2]
-    package = path.partition(":")[0].partition(".")[0]
+    name = path.rpartition(":")[2]
     folder = Path(root)
-    files = itertools.chain(folder.glob("*.py"), (folder / package).rglob("*.py"))
-    return [
-        found
-        for file in itertools.islice(files, _MOST_FILES)
-        for found, text in _classes(file, ".".join(file.relative_to(folder).with_suffix("").parts))
-        if source_digest(re.sub(rf"\b{found.rpartition(':')[2]}\b", name, text)) == digest
-    ]
-
-
-def _classes(file: Path, module: str) -> Iterator[tuple[str, str]]:
-    """The file's own classes with their text."""
-    try:
-        text = file.read_text()
-        tree = ast.parse(text)
-    except (OSError, ValueError, SyntaxError):  # whatever lies in the folder of a user's code
-        return
-    lines = text.splitlines(keepends=True)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            block = "".join(lines[node.lineno - 1 : node.end_lineno])
-            yield f"{module.removesuffix('.__init__')}:{node.name}", block
+    inside = (folder / path.partition(":")[0].partition(".")[0]).rglob("*.py")
+    for file in itertools.islice(itertools.chain(folder.glob("*.py"), inside), _MOST_FILES):
+        module = ".".join(file.relative_to(folder).with_suffix("").parts)
+        for found in _CLASS.finditer(file.read_text(errors="replace") + "\n"):
+            text = re.sub(rf"\b{found[1]}\b", name, found[0].rstrip() + "\n")
+            if source_digest(text) == digest:
+                yield f"{module.removesuffix('.__init__')}:{found[1]}"

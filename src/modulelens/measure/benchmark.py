@@ -39,8 +39,8 @@ class RunTrial:
     """A run as a trial. The run's scope is entered and left outside the timed part.
 
     `part` is "forward", "backward" (the forward then belongs to the preparation), or "both".
-    With `values`, each run's floating-point inputs are up to 2 % smaller than what was captured:
-    a result that was kept from another run is no answer then.
+    With `values`, values of each run's inputs are up to 2 % closer to zero than what was captured: a
+    result that was kept from another run is no answer then.
     """
 
     run: Run
@@ -53,13 +53,7 @@ class RunTrial:
         if self.values is not None:
             share = 1 - self.values.random() / 50
             flat = flatten(self.run.inputs)
-            named = dict(zip(flat.paths, flat.tensors, strict=True))
-            vary(
-                named,
-                lambda values, _: (
-                    values.to(torch.promote_types(values.dtype, torch.float32)) * share
-                ),
-            )
+            vary(dict(zip(flat.paths, flat.tensors, strict=True)), lambda values, _: values * share)
         if self.part == "forward":
             return self.run.forward
         if self.part == "both":

@@ -10,26 +10,27 @@ from torch import Tensor
 
 from modulelens.tree import flatten
 
-#: The values of one storage, flat, and a stream of the tensor's name -> other values.
-Draw = Callable[[Tensor, torch.Generator], Tensor]
+#: Values of one storage, of 32 bits at least, and as many numbers between 0 and 1 -> other values.
+Draw = Callable[[Tensor, Tensor], Tensor]
+_MOST_MOVED = 1 << 16
 
 
-def scaled(values: Tensor, stream: torch.Generator) -> Tensor:
+def scaled(values: Tensor, noise: Tensor) -> Tensor:
     """Each value moved by up to a tenth towards zero: zeros, signs, infinities and range stay."""
-    return _wide(values) * (1 - 0.1 * _noise(values, stream))
+    return values * (1 - 0.1 * noise)
 
 
-def shifted(values: Tensor, stream: torch.Generator) -> Tensor:
+def shifted(values: Tensor, noise: Tensor) -> Tensor:
     """Each value moved by about a tenth of their RMS; zeros as well."""
-    wide = _wide(values)
-    rms = wide[wide.isfinite()].abs().square().mean().sqrt().nan_to_num(0.0)
-    return wide + (_noise(values, stream) - 0.5) * (0.3 * rms + 0.01)
+    rms = values.abs().nan_to_num(0.0, 0.0).square().mean().sqrt()
+    return values + (noise - 0.5) * (0.3 * rms + 0.01)
 
 
 def vary(named: Mapping[str, Tensor], draw: Draw) -> None:
     """Gives floating-point tensors other values in place, the same for the same names.
 
-    Shared memory is drawn once, by its first name. Integers and bools stay: they may be indices.
+    Shared memory is drawn once, by its first name, and of a large one about 65,000 values, all
+    over it. Integers and bools stay: they may be indices.
     """
     seen: set[int] = set()
     with torch.inference_mode(False), torch.no_grad():
@@ -42,14 +43,9 @@ def vary(named: Mapping[str, Tensor], draw: Draw) -> None:
                     continue
                 seen.add(storage._cdata)
                 size = storage.nbytes() // tensor.element_size()
-                flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                flat.set_(storage, 0, (size,), (1,)).copy_(draw(flat, stream))
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.complex128 if values.is_complex() else torch.float64)
-
-
-def _noise(values: Tensor, stream: torch.Generator) -> Tensor:
-    noise = torch.rand(values.shape, generator=stream, dtype=torch.float64)
-    return noise.to(values.device)
+                step = size // _MOST_MOVED | 1  # odd: it visits every column
+                some = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                some.set_(storage, 0, (-(-size // step),), (step,))
+                noise = torch.rand(some.shape, generator=stream).to(some.device)
+                wide = some.to(torch.promote_types(some.dtype, torch.float32))
+                some.copy_(draw(wide, noise))

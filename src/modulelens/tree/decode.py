@@ -318,6 +318,7 @@ _RULES: dict[str, Rule] = {
     "$npscalar": lambda d, b: d._array(b)[()],
     "$device": Decoder._place,
     "$generator": lambda d, b: d._keep_place(lambda: d._generator(b)),
+    "$packed": lambda d, b: d._keep_place(lambda: torch.ops.quantized.linear_prepack(*d._all(b))),
     "$module": lambda d, b: d._module(b),
     "$object": Decoder._object,
     "$opaque": Decoder._opaque,

@@ -142,6 +142,13 @@ class Encoder:
             found["vars"] = self.encode({k: v for k, v in extra.items() if _hangs(k, v)}, depth + 1)
         return found
 
+    def _packed(self, value: torch.ScriptObject, depth: int) -> Any:
+        try:
+            parts = torch.ops.quantized.linear_unpack(value)
+        except RuntimeError:  # packed for something else
+            return self._refuse(value, "an object of a C++ extension")
+        return self._number(value) or {"$packed": self._all(parts, depth)}
+
     def _nn_module(self, value: torch.nn.Module, depth: int) -> Any:  # noqa: ARG002
         if self._module is None:
             return self._refuse(value, "a module in this place cannot be kept")
@@ -301,6 +308,7 @@ _EXACT: dict[type, Rule] = {
     frozenset: lambda e, v, d: {"$frozenset": e._unordered(v, d)},
     collections.OrderedDict: lambda e, v, d: e._number(v) or {"$odict": e._pairs(v, d)},
     collections.deque: lambda e, v, d: e._number(v) or {"$deque": [e._all(v, d), v.maxlen]},
+    torch.ScriptObject: Encoder._packed,
     Tensor: Encoder._any_tensor,
     torch.nn.Parameter: Encoder._any_tensor,
     np.ndarray: Encoder._numpy,

@@ -16,6 +16,7 @@ from modulelens.tree.names import Importer, path_of
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
+_FLOAT_ZEROS = (torch.per_channel_affine_float_qparams,)
 _BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 
 Code = Callable[[Any], Any]
@@ -130,6 +131,9 @@ def _compressed(tensor: Tensor) -> dict[str, Any]:
 
 def _quantized(tensor: Tensor) -> dict[str, Any]:
     parts: dict[str, Any] = {"integers": tensor.int_repr()}
+    if parts["integers"].shape != tensor.shape or tensor.qscheme() in _FLOAT_ZEROS:
+        text = f"a tensor quantised to {dtype_name(tensor.dtype)} by {tensor.qscheme()} has no rule"
+        raise NotRebuildable(text, reason="tensor_subclass")
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return parts | {"scale": tensor.q_scale(), "zero": tensor.q_zero_point()}
     scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()

@@ -158,7 +158,7 @@ class _Judge:
         if original.edited or (self._candidate is None and original.drifted):
             return None
         try:
-            return anchored(original.ready(number).run, original, number)
+            return anchored(original.ready(number).run)
         except ModuleLensError:
             return None
 

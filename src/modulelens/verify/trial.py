@@ -37,13 +37,9 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
     Side effects are compared in between: a backward under activation checkpointing runs the
     forward again, and moves buffers again.
     """
-    trial = Trial()
     with run:
-        try:
-            run.fresh()
-            trial.output = run.forward()
-        except Exception as error:  # noqa: BLE001 - boundary: the user's forward
-            trial.failure = _story(error)
+        trial = forward(run)
+        if trial.failure:
             return trial
         trial.effects = _side_effects(replay, run, call, same)
         if backward:
@@ -53,6 +49,16 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
             except Exception as error:  # noqa: BLE001 - boundary: the user's backward
                 trial.backward_failure = _story(error)
     return trial
+
+
+def forward(run: Run) -> Trial:
+    """Starts the run over and runs its forward; a foreign error is a result."""
+    with run:
+        try:
+            run.fresh()
+            return Trial(run.forward())
+        except Exception as error:  # noqa: BLE001 - boundary: the user's forward
+            return Trial(failure=_story(error))
 
 
 def _story(error: Exception) -> str:

@@ -14,7 +14,7 @@ from modulelens.measure.vary import scaled, shifted, vary
 from modulelens.records import LeafCheck, Status
 from modulelens.replay import Replay, Replayed
 from modulelens.tree import distinct, flatten
-from modulelens.verify.trial import WithModule, attempt, bind
+from modulelens.verify.trial import WithModule, bind, forward
 
 Function = Callable[..., Any]
 _PATH = "varied.output"
@@ -45,28 +45,27 @@ def varied(
     theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
     reference = _run(original, ready, ready.module, call, weights)
     # The candidate first: in freed memory it finds no result of the original.
-    trial = attempt(_run(other, place, function, call, theirs), other, call, backward=False)
-    wanted = attempt(reference, original, call, backward=False)
+    trial = forward(_run(other, place, function, call, theirs))
+    wanted = forward(reference)
     captured = original.value(original.call(call).output)
     if wanted.failure or _infinite(wanted.output) > _infinite(captured):
         return [], f"{FIXED}: {wanted.failure or 'its output is not finite'}"
     if trial.failure:
         failed = LeafCheck(path=_PATH, status=Status.RUNTIME_ERROR, message=trial.failure)
         return [failed], ""
-    anchor = anchored(reference, original, call)
-    leaves = compare(wanted.output, trial.output, path=_PATH, anchor=anchor, same_code=False)
+    leaves = compare(wanted.output, trial.output, path=_PATH)
+    if verdict(leaves).status is not Status.EXACT:  # else no anchor is needed
+        anchor = anchored(reference)
+        leaves = compare(wanted.output, trial.output, path=_PATH, anchor=anchor, same_code=False)
     same = verdict(compare(captured, wanted.output)).status is Status.EXACT
     weak = "the original gives the same for other values" if same else ""
     return [leaf for leaf in leaves if not leaf.status.passed], weak
 
 
-def anchored(run: Run, replay: Replay, call: int) -> Any:
+def anchored(run: Run) -> Any:
     """What the run gives in float64; None where that is not possible."""
     twin, _ = float64_run(run)
-    if twin is None:
-        return None
-    trial = attempt(twin, replay, call, backward=False)
-    return None if trial.failure else trial.output
+    return None if twin is None else forward(twin).output
 
 
 def _run(
