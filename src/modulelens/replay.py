@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
+from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
 from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound
@@ -287,8 +288,11 @@ class Replay:
     def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
         """A run of any callable on those inputs, under the call's captured context.
 
+        Of a module, the method that was called is run.
+
         Raises:
             Corrupted: The context is none that torch can be in.
+            NotFound: It has no such method.
         """
         record = self.call(call)
         try:
@@ -296,6 +300,14 @@ class Replay:
                 pass
         except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
             raise Corrupted(f"the context of call {call} cannot be set: {error}") from error
+        if isinstance(module, nn.Module) and record.method != "forward":
+            if not is_method(type(module), record.method):
+                raise NotFound(
+                    f"{type(module).__qualname__} has no method {record.method!r}, which call"
+                    f" {call} of {self.metadata.name} is a call of",
+                    hint="give it one of that name, or pass a function",
+                )
+            module = getattr(module, record.method)
         return Run(
             module=module,
             args=tuple(inputs[0]),

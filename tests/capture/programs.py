@@ -48,6 +48,7 @@ LEAVES: dict[str, Callable[[], nn.Module]] = {
     "counter": zoo.PythonCounter,
     "buffer": zoo.NonPersistentBuffer,
     "twice": zoo.CalledTwice,
+    "recursive": Recurses,
     "generator": zoo.HandsGenerator,
     "explodes": Explodes,
 }

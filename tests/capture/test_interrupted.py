@@ -11,6 +11,7 @@ import torch
 from tests.capture import zoo
 from tests.capture.loop import add_unverified, faults, graded, hooks_of, rows
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
@@ -32,6 +33,7 @@ def installed() -> tuple[object, ...]:
         dict(torch_module._global_forward_hooks),
         bool(torch_module._has_any_global_hook()),
         list(warnings.filters),
+        eval_frame._stance,
         dict(torch_optimizer._global_optimizer_post_hooks),
     )
 
@@ -166,3 +168,16 @@ def test_memory_of_a_finished_trace_is_free_to_go() -> None:
     gc.collect()
     assert gone_model() is None
     assert sys.getrefcount(nn.Module.__call__) > 0
+
+
+def test_two_traces_that_end_in_any_order_leave_nothing() -> None:
+    models, before = (zoo.CtcTrained(False), zoo.CtcTrained(True)), installed()
+    for order in ((0, 1), (1, 0)):
+        traces = [ml.trace(model) for model in models]
+        for trace in traces:
+            trace.__enter__()
+        models[1](models[0](rows()).detach().sum() * rows())
+        for place in order:
+            traces[place].__exit__(None, None, None)
+        assert installed() == before
+        assert all(trace.captures for trace in traces)

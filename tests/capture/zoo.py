@@ -793,6 +793,55 @@ class SwitchesMode(nn.Module):
         return x
 
 
+class MomentumEncoder(nn.Module):
+    """Writes deep into its child right before it calls it, and again right after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(CalledTwice(), nn.BatchNorm1d(4))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        online = self.online(x)
+        with torch.no_grad():
+            pairs = zip(self.target.parameters(), self.online.parameters(), strict=True)
+            for mine, other in pairs:
+                mine.lerp_(other, 0.25)
+            target = self.target(x)
+            self.target[1].running_mean.zero_()
+            self.target[0].drop.p = 0.1
+        return online + target
+
+
+class SwitchesModeBelow(nn.Module):
+    """Runs one child in eval mode, with all that is below it, and then in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(CalledTwice(), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.block.eval()
+        x = self.block(x)
+        self.block.train()
+        return self.block(x)
+
+
+class TunesBelow(nn.Module):
+    """Its forward sets what its grandchild does, after it was called as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SwitchesModeBelow()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.block[1].p = 0.25
+        x = self.inner(x)
+        self.inner.block[0].layer.weight.data.mul_(0.5)
+        self.inner.block[1].p = 0.75
+        return x
+
+
 class SavesItself(nn.Module):
     """Copies itself inside its own forward, as moving averages of weights do."""
 

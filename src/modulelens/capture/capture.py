@@ -6,15 +6,19 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from modulelens.capture.nodes import clean_fqn
+from modulelens.capture.select import other_methods
 from modulelens.capture.watch import SeenCall
 from modulelens.records import Coverage, CoverageList, Fate
 from modulelens.tree import display_path
 
 if TYPE_CHECKING:
     from modulelens.capture.trace import Trace
+
+_REGISTERS = frozenset(vars(nn.Module()))
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,20 +127,60 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
     if any(w.counts[number] for w in trace.watches):
         reason = "its call did not return (an exception inside, or a step that ended within it)"
         return Coverage(fqn=fqn, cls=cls, fate=Fate.REFUSED, reason=reason)
-    fate, reason = _uncalled(module)
+    fate, reason = _within(trace, number, called) or _uncalled(module, fqn)
     return Coverage(fqn=fqn, cls=cls, fate=fate, reason=reason, recomputes=recomputes)
 
 
-def _uncalled(module: nn.Module) -> tuple[Fate, str]:
+def _within(trace: Trace, number: int, called: dict[int, Capture]) -> tuple[Fate, str] | None:
+    """Why a module was not called that is part of a script, or of a module of torch's own."""
+    nodes = trace.nodes
+    above = [n for n in called if n != number and number in nodes.subtree(n)]
+    parent = max(above, key=lambda n: len(nodes.fqns[n]), default=None)
+    if parent is None or len(called.keys() & set(nodes.subtree(parent))) > 1:
+        return None
+    module = nodes.modules[parent]
+    name = f"{nodes.fqns[parent] or 'the model'} ({type(module).__name__})"
+    if isinstance(module, torch.jit.ScriptModule):
+        return Fate.BYPASSED, f"{name} is a script: what runs inside it cannot be seen"
+    if type(module).__module__.startswith("torch.nn."):
+        return Fate.BYPASSED, f"{name} ran as one fused operation on its weights: it calls no child"
+    return None
+
+
+def _uncalled(module: nn.Module, fqn: str) -> tuple[Fate, str]:
+    methods = other_methods(type(module))[:4]
+    also = f"; methods={methods} records calls of its other methods" if methods else ""
     forward = inspect.getattr_static(type(module), "forward", None)
     if forward is vars(nn.Module)["forward"] or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        members = ", ".join(list(module._modules)[:4])
-        return Fate.NOT_CALLED, f"a container without a forward; its members are {members}"
-    own = [p for p in module._parameters.values() if p is not None]
-    if any(p.grad is not None for p in own):
-        return (
-            Fate.BYPASSED,
-            "never called through __call__, though its parameters have gradients: "
-            + ("its weights are used directly, or another method of it is called"),
-        )
-    return Fate.NOT_CALLED, "never called through __call__ in the traced step"
+        members = [f"{fqn}.{name}".strip(".") for name in [*module._modules, *module._parameters]]
+        return Fate.NOT_CALLED, f"it has no forward; it holds {', '.join(members[:4])}{also}"
+    if any(p is not None and p.grad is not None for p in module._parameters.values()):
+        why = "its weights are used directly, or another method of it is called"
+        text = f"never called through __call__, though its parameters have gradients: {why}"
+        return Fate.BYPASSED, text + also
+    return Fate.NOT_CALLED, f"never called through __call__ in the traced step{also}"
+
+
+def unregistered(model: nn.Module) -> list[str]:
+    """Paths of modules and parameters that sit in plain attributes, lists, tuples and dicts only.
+
+    No optimizer and no `state_dict` of the model knows them.
+    """
+    known = {id(each) for each in (*model.modules(), *model.parameters())}
+    return [
+        f"{clean_fqn(fqn)}{path}".strip(".")
+        for fqn, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in _REGISTERS
+        for path, item in _items(f".{name}", value)
+        if issubclass(type(item), (nn.Module, nn.Parameter)) and id(item) not in known
+    ]
+
+
+def _items(path: str, value: Any) -> list[tuple[str, Any]]:
+    kind = type(value)  # isinstance would ask the value's own class
+    if issubclass(kind, dict):
+        return [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    if issubclass(kind, (list, tuple)):
+        return [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    return [(path, value)]

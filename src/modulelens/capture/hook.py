@@ -1,4 +1,4 @@
-"""A tracer's hook on a live module. Copies and pickles made of the module hold nothing of it.
+"""What a tracer installs, and how it is taken back. Copies and pickles of a module hold none of it.
 
 Users save and copy their model inside the step. What they get must open where ModuleLens is not
 installed, and must not drag the trace along; so a copied hook is one of Python's own that does
@@ -8,6 +8,7 @@ nothing, under a key that no later hook can have.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,20 +42,108 @@ class OwnId(int):
 
 
 def put_hook(
-    hooks: dict[int, Any], call: Callable[..., object], *marks: dict[int, bool]
-) -> tuple[OwnId, Callable[[], None]]:
-    """Adds a hook behind those in a module's `hooks`, marked in `marks`.
+    undo: Undo, hooks: dict[int, Any], call: Callable[..., object], *marks: dict[int, bool]
+) -> OwnId:
+    """Adds a hook behind those in `hooks`, of a module or of all, marked in `marks`.
 
     Returns:
-        Its id, and the function that removes it.
+        Its id.
     """
     number = OwnId(RemovableHandle(hooks).id)
-    hooks[number] = OwnHook(call)
-    for mark in marks:
-        mark[number] = True
 
     def remove() -> None:
         for place in (hooks, *marks):
             place.pop(number, None)
 
-    return number, remove
+    undo.add(remove)
+    hooks[number] = call
+    for mark in marks:
+        mark[number] = True
+    return number
+
+
+def hook_gradient(undo: Undo, leaf: torch.Tensor, hook: Callable[..., object]) -> None:
+    """Hands the hook what arrives at a leaf."""
+
+    def remove() -> None:
+        hooks: dict[int, Any] = leaf._backward_hooks or {}
+        for number in [n for n, found in hooks.items() if found is hook]:
+            del hooks[number]
+
+    undo.add(remove)
+    leaf.register_hook(hook)
+
+
+def wrap_function(undo: Undo, name: str, around: Callable[..., Any]) -> None:
+    """Puts `around(original, *args, **kwargs)` in the place of one of torch's functions."""
+    original = vars(torch)[name]
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    over: Any = wrapped
+
+    def take_back() -> None:
+        # Those wrapped around it end in any order: the last one takes back all that are over.
+        over._over = True
+        live = vars(torch)[name]
+        while getattr(live, "_over", False):
+            live = live.__wrapped__
+        setattr(torch, name, live)
+
+    undo.add(take_back)
+    setattr(torch, name, wrapped)
+
+
+_eager: list[Undo] = []
+_stances: list[Any] = []
+
+
+def run_eagerly(undo: Undo) -> None:
+    """Lets no compiled code run until all who asked for that have taken it back."""
+
+    def leave() -> None:
+        if undo in _eager:
+            _eager.remove(undo)
+        if not _eager and _stances:
+            _stances[0].__exit__(None, None, None)
+            _stances.clear()
+
+    undo.add(leave)
+    _eager.append(undo)
+    if not _stances:
+        _stances.append(torch.compiler.set_stance("force_eager"))
+
+
+class Undo:
+    """What takes back all that was installed. Actions are added first, and may run twice."""
+
+    def __init__(self) -> None:
+        self._actions: list[Callable[[], Any]] = []
+
+    def add(self, action: Callable[[], Any]) -> None:
+        """Adds what takes back the thing that is installed next."""
+        self._actions.append(action)
+
+    def run(self) -> None:
+        """Runs all, the last one first. Safe to call twice."""
+        finish(self._run)
+
+    def _run(self) -> None:
+        while self._actions:
+            self._actions[-1]()
+            self._actions.pop()
+
+
+def finish(action: Callable[[], object]) -> None:
+    """Runs it to its end: Ctrl-C meanwhile starts it again, and is raised when it is done."""
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            action()
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from modulelens.capture.hook import Undo, hook_gradient, wrap_function
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.tables import is_whole
 from modulelens.tree import is_plain
@@ -42,22 +43,14 @@ class Lookups:
         self._tables = {id(table): table for table in tables}
         snapshots.watch_tables(self._tables.values())
 
-    def install(self) -> Callable[[], None]:
-        """From now on sees every lookup; what is returned ends that."""
-        originals: dict[str, Any] = {n: getattr(torch, n) for n in _NAMES if self._tables}
-        vars(torch).update({name: self._seeing(fn) for name, fn in originals.items()})
-        handles = [
-            table.register_hook(functools.partial(self._note, self._snapshots.look_back, table))
-            for table in self._tables.values()
-            if table.requires_grad and table.is_leaf
-        ]
-
-        def remove() -> None:
-            vars(torch).update(originals)
-            for handle in handles:
-                handle.remove()
-
-        return remove
+    def install(self, undo: Undo) -> None:
+        """From now on sees every lookup; `undo` ends that."""
+        for name in _NAMES if self._tables else ():
+            wrap_function(undo, name, self._lookup)
+        for table in self._tables.values():
+            if table.requires_grad and table.is_leaf:
+                hook = functools.partial(self._note, self._snapshots.look_back, table)
+                hook_gradient(undo, table, hook)
 
     def ref(self, parameter: int, gradient: Tensor) -> Any:
         """The reference of a gradient that arrived at the parameter of that `id`."""
@@ -66,15 +59,13 @@ class Lookups:
             return self._snapshots.ref(gradient)
         return self._snapshots.rows_like(table, gradient)
 
-    def _seeing(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def lookup(table: Tensor, numbers: Tensor, *args: Any, **kwargs: Any) -> Any:
-            found = original(table, numbers, *args, **kwargs)
-            if _C._current_graph_task_id() == -1:  # else the forward is run again in backward
-                self._note(self._snapshots.look_up, table, numbers)
-            return found
-
-        return lookup
+    def _lookup(
+        self, original: Any, table: Tensor, numbers: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        found = original(table, numbers, *args, **kwargs)
+        if _C._current_graph_task_id() == -1:  # else the forward is run again in backward
+            self._note(self._snapshots.look_up, table, numbers)
+        return found
 
     def _note(self, note: Callable[[Tensor, Tensor], None], table: Tensor, seen: Tensor) -> None:
         try:

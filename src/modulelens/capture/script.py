@@ -167,8 +167,8 @@ def _as_main(script: str, argv: Sequence[str], as_module: bool) -> Iterator[None
 class _Watcher:
     """Finds the model among the outermost calls, then lets a `Trace` take over.
 
-    It stands in front of `nn.Module.__call__` until then: a trace that begins there is in place
-    before the call looks for hooks, so the very first step can be the traced one.
+    It stands in front of `nn.Module.__call__` until then, so that the very first step can be the
+    traced one.
     """
 
     def __init__(self, options: ScriptOptions) -> None:
@@ -193,8 +193,10 @@ class _Watcher:
                 return _call(module, *args, **kwargs)
             watcher._before(module)
             watcher._depth += 1
+            # A trace that has just begun listens to the class.
+            call = _call if watcher._trace is None else type(module).__call__
             try:
-                return _call(module, *args, **kwargs)
+                return call(module, *args, **kwargs)
             finally:
                 watcher._depth -= 1
 

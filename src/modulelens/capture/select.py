@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
+import types
 from collections.abc import Sequence
 
 import torch
@@ -99,3 +101,45 @@ def select(
             )
         found |= hits
     return sorted(found)
+
+
+def other_methods(cls: type) -> list[str]:
+    """Public methods besides `forward`, of the class and those above it up to torch's own."""
+    bases = [b for b in cls.__mro__ if not b.__module__.startswith("torch.") and b is not object]
+    return sorted({n for b in bases for n in vars(b) if is_method(cls, n)})
+
+
+def is_method(cls: type, name: str) -> bool:
+    """Whether it is a public method of the class, and not one that every module has."""
+    own = name.isidentifier() and name[0] != "_" and not hasattr(nn.Module, name)
+    return own and isinstance(inspect.getattr_static(cls, name, None), types.FunctionType)
+
+
+def select_methods(
+    modules: Sequence[nn.Module], targets: Sequence[int], names: Sequence[str]
+) -> dict[int, list[str]]:
+    """Per target, those of the methods that its class has. `forward` is always recorded.
+
+    Raises:
+        UsageError: `names` is one text, or has a method of every module, such as `train`.
+        NotFound: No target has a method of that name.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"methods={names!r}: a list of names", hint=f"use methods=[{names!r}]")
+    found: dict[int, list[str]] = {}
+    for name in sorted(set(names) - {"forward"}):
+        if hasattr(nn.Module, name):
+            raise UsageError(
+                f"{name!r} is a method of every nn.Module", hint="name methods of your own classes"
+            )
+        hits = [number for number in targets if is_method(type(modules[number]), name)]
+        if not hits:
+            known = sorted({n for number in targets for n in other_methods(type(modules[number]))})
+            raise NotFound(
+                f"no module asked for has a method {name!r}",
+                hint=f"their methods: {', '.join(known[:8]) or 'forward'}",
+                did_you_mean=difflib.get_close_matches(name, known, n=3),
+            )
+        for number in hits:
+            found.setdefault(number, []).append(name)
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+import threading
 import uuid
 import warnings
 import weakref
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from modulelens.capture.capture import Capture, captures_of, coverage_of
-from modulelens.capture.hook import put_hook
+from modulelens.capture.capture import Capture, captures_of, coverage_of, unregistered
+from modulelens.capture.hook import Undo, finish
 from modulelens.capture.keep import Keep
+from modulelens.capture.methods import listen
 from modulelens.capture.nodes import Nodes
-from modulelens.capture.select import check_model, is_compiled, select, unwrap
+from modulelens.capture.select import check_model, is_compiled, select, select_methods, unwrap
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
 from modulelens.environment import read_environment
@@ -51,6 +53,7 @@ class Trace:
         *,
         name: str | None = None,
         modules: str | Sequence[str] = "*",
+        methods: Sequence[str] = (),
         keep: Keep | None = None,
         warmup: int = 0,
         steps: int = 1,
@@ -73,14 +76,15 @@ class Trace:
         self._own_hooks: set[int] = set()
         self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
+        self._methods = select_methods(self.nodes.modules, self.targets, methods)
         self.watches: list[Watch] = []
         self._outer = model
         self.first_step = 0
         self._seen_steps = 0
         self._watch: Watch | None = None
-        self._forward_done = False
-        self._error_before: BaseException | None = None
-        self._undo: list[Any] = []
+        self._inside = 0
+        self._lock = threading.RLock()
+        self._undo = Undo()
         self._steps_read: int | None = None
         self.environment: Environment | None = None
         self.main_file = ""
@@ -92,114 +96,98 @@ class Trace:
                 f"this model is being traced already (since {_active[self._outer]})",
                 hint="leave that `with ml.trace(...)` block first",
             )
-        _active[self._outer] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        self.environment = read_environment()
-        main = getattr(sys.modules.get("__main__"), "__file__", None)
-        self.main_file = str(Path(main).resolve()) if main else ""
-        self.created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._listen()
+        try:
+            _active[self._outer] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self.environment = read_environment()
+            main = getattr(sys.modules.get("__main__"), "__file__", None)
+            self.main_file = str(Path(main).resolve()) if main else ""
+            now = datetime.datetime.now(datetime.timezone.utc)
+            self.created = now.isoformat(timespec="seconds")
+            listen(self._undo, type(self._outer), "__call__", self)
+            for method in self._methods.get(0, ()):
+                listen(self._undo, type(self.model), method, self)
+        except BaseException:
+            finish(self._stop)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        try:
-            self._end_step(error)
-        finally:
-            self._stop()
+        finish(lambda: self._end(error))
         if kind is None and not self.watches:
             compiled = "torch._dynamo" in sys.modules
             why = " (is it called through a compiled wrapper? trace that one)" if compiled else ""
             seen = f"{self._seen_steps} step(s) were seen, warmup is {self.warmup}"
             warnings.warn(f"no step of {self.name} was traced: {seen}{why}", stacklevel=2)
 
-    # ---- listening for the next outermost forward
+    def _end(self, error: BaseException | None) -> None:
+        self._end_step(error)
+        self._stop()
 
-    def _listen(self) -> None:
-        outer = self._outer
-        compiled = vars(outer).get("_compiled_call_impl")
-        if compiled is not None:
-            # `module.compile()`d: hooks are not called, but this attribute is looked up each time.
-            def announced(*args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling():
-                    return compiled(*args, **kwargs)
-                self._on_forward(outer, args, kwargs)
-                try:
-                    return compiled(*args, **kwargs)
-                finally:
-                    self._on_forward_done()
+    # ---- listening for the outermost calls of the model
 
-            vars(outer)["_compiled_call_impl"] = announced
-            self._undo.append(lambda: vars(outer).update(_compiled_call_impl=compiled))
+    def called(self, module: nn.Module, method: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        """A call of the model begins; the outermost one begins a step."""
+        if not self._hears(module):
             return
-        own, remove = put_hook(
-            outer._forward_pre_hooks, self._on_forward, outer._forward_pre_hooks_with_kwargs
-        )
-        self._own_hooks.add(own)
-        self._undo.append(remove)
-
-    def _on_forward(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:  # recomputed under a checkpoint
-            return
-        if self._watch is not None:
-            if not self._forward_done:
+        with self._lock:  # threads may call it at once
+            self._inside += 1
+            if self._inside > 1:
                 return
-            self._end_step(None)
-        if self.done:
-            return
-        self._seen_steps += 1
-        if self._seen_steps > self.warmup:
-            self._begin_step(args, kwargs)
+            finish(self._end_step)
+            if self.done:
+                return
+            self._seen_steps += 1
+            if self._seen_steps > self.warmup:
+                self._begin_step()
 
-    def _begin_step(self, args: Any, kwargs: Any) -> None:
-        watch = Watch(self.nodes, self.targets, self.keep, self.snapshots, len(self.watches))
+    def returned(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
+        """A call of the model ended."""
+        if self._hears(module):
+            with self._lock:
+                self._inside = max(self._inside - 1, 0)
+
+    def raised(self, module: nn.Module, error: BaseException) -> None:
+        """A call of the model raised; the user may catch that and try again with the next batch."""
+        if not self._hears(module):
+            return
+        with self._lock:
+            if self._inside <= 1:
+                finish(lambda: self._end_step(error))
+            self._inside = max(self._inside - 1, 0)
+
+    def _hears(self, module: nn.Module) -> bool:
+        # A call within backward runs the forward again, under a checkpoint.
+        mine = module is self._outer or module is self.model
+        return mine and torch._C._current_graph_task_id() == -1
+
+    def _begin_step(self) -> None:
+        watch = Watch(
+            self.nodes, self.targets, self.keep, self.snapshots, len(self.watches), self._methods
+        )
+        self._watch = watch
         try:
             watch.install(self._on_optimizer_step)
         except Exception as error:  # noqa: BLE001 - boundary: the user's step goes on without us
+            self._watch = None
+            watch.remove()
             self.warnings.append(f"a step was not watched: {type(error).__name__}: {error}")
-            return
-        self._watch = watch
-        self._forward_done = False
-        self._error_before = sys.exc_info()[1]
-        outer = self._outer
-        after, remove = put_hook(
-            outer._forward_hooks, self._on_forward_done, outer._forward_hooks_always_called
-        )
-        self._own_hooks.add(after)
-        watch._undo.append(remove)
-        if (
-            self._outer is self.model
-            and 0 in watch.targets
-            and "_compiled_call_impl" not in vars(self._outer)
-        ):
-            # Hooks installed now are not called for the call that is starting: enter it by hand.
-            watch._guarded(0, watch.enter, 0, args, kwargs)
-
-    def _on_forward_done(self, *_: Any) -> None:
-        error = sys.exc_info()[1]
-        if self._watch is None or torch._C._current_graph_task_id() != -1:
-            return
-        if error is None or error is self._error_before:
-            self._forward_done = True
-            return
-        # The forward raised; the user may catch that and try again with the next batch.
-        watch, self._watch = self._watch, None
-        watch.remove()
-        self.warnings.append(f"step aborted: {type(error).__name__}; nothing of it is kept")
 
     def _on_optimizer_step(self, optimizer: Any) -> None:
-        if self._watch is None or not self._forward_done or torch._C._current_graph_task_id() != -1:
+        if self._watch is None or self._inside or torch._C._current_graph_task_id() != -1:
             return
         mine = {id(p) for p in self.model.parameters()}
         if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-            self._end_step(None)
+            finish(self._end_step)
 
-    def _end_step(self, error: BaseException | None) -> None:
-        watch, self._watch = self._watch, None
+    def _end_step(self, error: BaseException | None = None) -> None:
+        watch = self._watch
         if watch is None:
             return
         watch.remove()
-        if error is not None and not self._forward_done:
+        self._watch = None
+        if error is not None and self._inside:
             self.warnings.append(f"step aborted: {type(error).__name__}; nothing of it is kept")
         else:
             if error is not None:
@@ -214,17 +202,19 @@ class Trace:
 
     def _stop(self) -> None:
         self.done = len(self.watches) >= self.steps
-        while self._undo:
-            self._undo.pop()()
+        self._undo.run()
         _active.pop(self._outer, None)
         if self._steps_read == len(self.watches):
             return  # read when the last step ended; its gradients may be gone by now
-        self._steps_read = len(self.watches)
         try:
             self.captures = captures_of(self)
             self.coverage = coverage_of(self)
+            if self.watches and (loose := unregistered(self.model)):
+                names = ", ".join(loose[:8])
+                self.warnings.append(f"not registered, so kept within their owner only: {names}")
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's optimizer step
             self.warnings.append(f"the trace cannot be read: {type(error).__name__}: {error}")
+        self._steps_read = len(self.watches)
         self.snapshots.forget_live()
         self.nodes.forget_live()
 
@@ -234,13 +224,14 @@ def trace(
     *,
     name: str | None = None,
     modules: str | Sequence[str] = "*",
+    methods: Sequence[str] = (),
     keep: Keep | None = None,
     warmup: int = 0,
     steps: int = 1,
 ) -> Trace:
     """Watches a training loop and captures modules of `model` in one real step.
 
-    A step is one outermost forward of `model`, up to the next one, the end of the optimizer's
+    A step is one outermost call of `model`, up to the next one, the end of the optimizer's
     step, or the end of the block. The step's loss, gradients and random streams are the same as
     without it. When `warmup + steps` steps are over nothing is installed any more.
 
@@ -248,13 +239,15 @@ def trace(
         model: The module that the training loop calls; wrappers (compile, DDP) are seen through.
         name: What the model is called in the repo; its class name by default.
         modules: Globs over fqns (`"layers.*.attn"`) or class names (`"Linear"`).
+        methods: Methods whose calls are recorded besides those of `forward` (`["encode"]`), on
+            every module asked for that has them. On the model itself they are steps as well.
         keep: What to keep; everything that a bit-equal rebuild needs by default.
         warmup: Steps to let pass first.
         steps: Steps to trace.
 
     Raises:
         UsageError: `model` is no module, or a number is out of range.
-        NotFound: A pattern in `modules` matches nothing.
+        NotFound: A pattern in `modules` matches nothing, or no module has one of `methods`.
         Conflict: The model is being traced already.
 
     Example:
@@ -265,4 +258,6 @@ def trace(
         ...             break
         >>> repo.add(trace)
     """
-    return Trace(model, name=name, modules=modules, keep=keep, warmup=warmup, steps=steps)
+    return Trace(
+        model, name=name, modules=modules, methods=methods, keep=keep, warmup=warmup, steps=steps
+    )

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,18 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from modulelens.capture.beside import Beside
-from modulelens.capture.hook import OwnId, put_hook
+from modulelens.capture.hook import (
+    OwnHook,
+    OwnId,
+    Undo,
+    hook_gradient,
+    put_hook,
+    run_eagerly,
+    wrap_function,
+)
 from modulelens.capture.keep import Keep
 from modulelens.capture.lookups import Lookups, large_tables
+from modulelens.capture.methods import listen
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
 from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngState, RngWatch
@@ -32,11 +41,15 @@ from modulelens.records import Ambient, TensorRef
 from modulelens.tree import Encoder
 
 _C: Any = torch._C
+_FIRES_TWICE = "Using `torch.compile.module.` when there are"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SeenCall:
-    """One call as it was seen. `args` ... `output` are structures over snapshot references."""
+    """One call as it was seen. `args` ... `output` are structures over snapshot references.
+
+    `nested` is a call inside another call of the same module.
+    """
 
     number: int
     step: int
@@ -52,6 +65,8 @@ class SeenCall:
     output: Any = None
     args_after: Any = None
     kwargs_after: Any = None
+    method: str = "forward"
+    nested: bool = False
     opaque: list[str] = dataclasses.field(default_factory=list)
     opaque_output: list[str] = dataclasses.field(default_factory=list)
     grad_output: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -67,12 +82,20 @@ class Watch:
         keep: What to keep.
         snapshots: Takes the tensors.
         step: The step's number within the trace.
+        methods: Per target, names of methods to record besides `forward`.
     """
 
     def __init__(
-        self, nodes: Nodes, targets: Iterable[int], keep: Keep, snapshots: Snapshots, step: int
+        self,
+        nodes: Nodes,
+        targets: Iterable[int],
+        keep: Keep,
+        snapshots: Snapshots,
+        step: int,
+        methods: Mapping[int, Sequence[str]],
     ) -> None:
         self.nodes = nodes
+        self.methods = methods
         self.keep = keep
         self.snapshots = snapshots
         self.step = step
@@ -83,13 +106,13 @@ class Watch:
         self.failures: dict[int, str] = {}
         self.param_grads: dict[int, Any] = {}
         self._own_hooks = nodes._own_hooks
-        self._stacks: dict[int, list[tuple[int, SeenCall | None]]] = {}
+        self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = Undo()
         # Threads may call the model at once, and backward runs in threads of its own.
         self._lock = threading.RLock()
         self._deferred: set[int] = set()
-        self._quiet: dict[int, list[int]] = {}
+        self._below: dict[int, list[int]] = {}
         self._lookups = Lookups(snapshots, (), self._lock)
         self._first = len(snapshots.taken)
 
@@ -97,46 +120,32 @@ class Watch:
 
     def install(self, on_optimizer_step: Callable[[Any], None]) -> None:
         """Installs everything. `on_optimizer_step` gets each optimizer that stepped."""
-        try:
-            self._install(on_optimizer_step)
-        except BaseException:
-            self.remove()
-            raise
-
-    def _install(self, on_optimizer_step: Callable[[Any], None]) -> None:
         if "torch._dynamo" in sys.modules:
             # Compiled code calls no hooks; eager does, and the compiled code is kept for later.
-            stance: Any = torch.compiler.set_stance("force_eager")
-            self._undo.append(lambda: stance.__exit__(None, None, None))
-            self._hush()
-        before = torch_module.register_module_forward_pre_hook(self._enter_any)
-        self._own_hooks.add(before.id)
-        self._undo.append(before.remove)
-        after = torch_module.register_module_forward_hook(self._exit_any, with_kwargs=True)
-        self._own_hooks.add(after.id)
-        self._undo.append(after.remove)
-        # Its handle forgets this one.
+            run_eagerly(self._undo)
+            # Compiled modules warn at a global hook that it may fire twice; ours knows its modules.
+            self._undo.add(_unhush)
+            warnings.filterwarnings("ignore", message=_FIRES_TWICE)
+        hooks, after = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+        before = put_hook(self._undo, hooks, self._enter_any)
         with_kwargs = torch_module._global_forward_hooks_with_kwargs
-        self._undo.append(lambda: with_kwargs.pop(after.id, None))
+        self._own_hooks |= {before, put_hook(self._undo, after, self._exit_any, with_kwargs)}
         for number in self.targets:
-            self._mark(number, OwnId(before.id))
-        self._undo.append(
-            torch_optimizer.register_optimizer_step_post_hook(
-                lambda o, *_: on_optimizer_step(o)
-            ).remove
-        )
+            self._mark(number, before)
+            for method in self.methods.get(number, ()):
+                listen(self._undo, type(self.nodes.modules[number]), method, self)
+        stepped: Any = torch_optimizer._global_optimizer_post_hooks
+        put_hook(self._undo, stepped, lambda optimizer, *_: on_optimizer_step(optimizer))
         self._wrap_ctc()
-        unseen = set(range(len(self.nodes.modules))) - self.targets
         for number in self.targets:
-            # Modules below that no hook of ours sees may change during this module's call.
-            below = unseen.intersection(self.nodes.subtree(number)) if unseen else ()
-            self._quiet[number] = [number, *below]
-        noted = self.targets.union(*self._quiet.values())
+            # All below: who calls this module may have changed them, as a momentum encoder does.
+            self._below[number] = self.nodes.subtree(number)
+        noted = self.targets.union(*self._below.values())
         if self.keep.embedding_rows == "touched":
             modules = self.nodes.modules
             tables = large_tables((modules[number] for number in noted), modules)
             self._lookups = Lookups(self.snapshots, tables, self._lock)
-            self._undo.append(self._lookups.install())
+            self._lookups.install(self._undo)
         self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
@@ -149,14 +158,8 @@ class Watch:
         def give_back(*_: Any) -> None:
             self.snapshots.retire(beside.give_back())
 
-        self._undo.append(give_back)
-        self._undo.append(torch_optimizer.register_optimizer_step_pre_hook(give_back).remove)
-
-    def _hush(self) -> None:
-        # Compiled modules warn at a global hook that it may fire twice; ours knows its modules.
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are")
-        added: Any = warnings.filters[0]
-        self._undo.append(lambda: added in warnings.filters and warnings.filters.remove(added))  # type: ignore[attr-defined]
+        self._undo.add(give_back)
+        put_hook(self._undo, torch_optimizer._global_optimizer_pre_hooks, give_back)
 
     def _mark(self, number: int, hook_id: OwnId) -> None:
         module = self.nodes.modules[number]
@@ -164,26 +167,20 @@ class Watch:
         marks = module._forward_pre_hooks_with_kwargs
         if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
             self._deferred.add(number)
-            enter = functools.partial(self._enter_last, number)
-            own, remove = put_hook(module._forward_pre_hooks, enter, marks)
-            self._own_hooks.add(own)
-            self._undo.append(remove)
+            enter = OwnHook(functools.partial(self._enter_last, number))
+            self._own_hooks.add(put_hook(self._undo, module._forward_pre_hooks, enter, marks))
+        self._undo.add(lambda: marks.pop(hook_id, None))
         marks[hook_id] = True
-        self._undo.append(lambda: marks.pop(hook_id, None))
 
     def _wrap_ctc(self) -> None:
-        original: Any = torch.ctc_loss
-
-        @functools.wraps(original)
-        def unshared(log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def unshared(original: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             # Its backward writes inside a parallel region, where a shared page can't be copied.
             self.snapshots.never_share(log_probs)
             loss: Tensor = original(log_probs, *args, **kwargs)
             self.snapshots.never_share(loss)
             return loss
 
-        torch.ctc_loss = unshared
-        self._undo.append(lambda: setattr(torch, "ctc_loss", original))
+        wrap_function(self._undo, "ctc_loss", unshared)
 
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
         seen: dict[int, int] = {}
@@ -195,12 +192,11 @@ class Watch:
                     continue
                 if seen.setdefault(id(parameter), number) == number:
                     hook = functools.partial(self._param_grad, id(parameter))
-                    self._undo.append(parameter.register_hook(hook).remove)
+                    hook_gradient(self._undo, parameter, hook)
 
     def remove(self) -> None:
         """Removes all that was installed, in reverse order. Safe to call twice."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.run()
         self._stacks.clear()
 
     # ---- entering a call
@@ -213,10 +209,23 @@ class Watch:
             if has_weight_hooks(module) and _C._current_graph_task_id() == -1:
                 self._guarded(number, self.nodes.note, [number])
             return
-        self._guarded(number, self.enter, number, args, kwargs or {})
+        self._guarded(number, self.enter, number, args, kwargs)
 
     def _enter_last(self, number: int, _module: nn.Module, args: Any, kwargs: Any) -> None:
         self._guarded(number, self.enter, number, args, kwargs)
+
+    def called(self, module: nn.Module, method: str, args: Any, kwargs: Any) -> None:
+        """A method that was asked for is called, as `forward` is."""
+        number = self.nodes.index.get(id(module))
+        if number in self.targets:
+            self._guarded(number, self.enter, number, args, kwargs, method)
+
+    def returned(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """The method ended."""
+        self._exit_any(module, args, kwargs, output)
+
+    def raised(self, module: nn.Module, error: BaseException) -> None:
+        """The method raised: the entry on the stack goes with the call around it."""
 
     def _guarded(self, number: int, action: Callable[..., Any], *args: Any) -> None:
         try:
@@ -225,7 +234,7 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - boundary: user code must not see our failures
             self.failures[number] = f"{type(error).__name__}: {error}"
 
-    def enter(self, number: int, args: Any, kwargs: Any) -> None:
+    def enter(self, number: int, args: Any, kwargs: Any, method: str = "forward") -> None:
         """Notes the state at call entry and the arguments before the call."""
         if _C._current_graph_task_id() != -1:  # activation checkpointing runs the forward again
             self.recomputes[number] = self.recomputes.get(number, 0) + 1
@@ -235,13 +244,13 @@ class Watch:
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
-        quiet = self._quiet[number]
+        noted = self._below[number]
         if number in self._deferred and has_weight_hooks(self.nodes.modules[number]):
-            quiet = quiet[1:]  # its own state was noted before those hooks ran
-        entered = self.nodes.note(quiet)
+            noted = noted[1:]  # its own state was noted before those hooks ran
+        entered = self.nodes.note(noted)
         self.counts[number] += 1
         if self.counts[number] > self.keep.max_calls:
-            stack.append((number, None))
+            stack.append((number, id(kwargs), None))
             return
         leaves: list[tuple[Tensor, TensorRef]] = []
         encoder = self._encoder(leaves)
@@ -256,11 +265,13 @@ class Watch:
             kwargs=encoder.encode(kwargs),
             leaves=leaves,
             containers=encoder.count > 1,
+            method=method,
+            nested=any(entry[0] == number for entry in stack),
         )
         call.opaque = encoder.opaque
         if self.keep.grads:
             self._watch_gradients(call.grad_input, leaves)
-        stack.append((number, call))
+        stack.append((number, id(kwargs), call))
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
         def keep(tensor: Tensor) -> TensorRef:
@@ -281,13 +292,13 @@ class Watch:
     def exit(self, number: int, args: Any, kwargs: Any, output: Any) -> None:
         """Notes the output, what the call changed, and asks for gradients."""
         stack = self._stacks.get(threading.get_ident(), [])
-        if all(entry[0] != number for entry in stack):
+        key = number, id(kwargs)
+        if all(entry[:2] != key for entry in stack):
             return
-        while True:  # entries above belong to calls that ended by an exception
-            found, call = stack.pop()
-            if found == number:
-                break
-        left = self.nodes.note(self._quiet[number])
+        while (entry := stack.pop())[:2] != key:
+            pass  # entries above belong to calls that ended by an exception
+        call = entry[2]
+        left = self.nodes.note(self._below[number])
         if call is None:
             return
         call.left = left
@@ -323,7 +334,7 @@ class Watch:
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, tensor in enumerate(unique):
             if tensor.requires_grad and torch.is_grad_enabled():
-                self._undo.append(self._watch_gradient(into, str(place), tensor).remove)
+                self._undo.add(self._watch_gradient(into, str(place), tensor).remove)
 
     def _watch_gradient(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
         node, number = tensor.grad_fn, tensor.output_nr
@@ -351,3 +362,9 @@ class Watch:
                 into.setdefault(key, []).append(encoder.encode(grad))
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]
+
+
+def _unhush() -> None:
+    filters: Any = warnings.filters
+    for found in [f for f in filters if getattr(f[1], "pattern", None) == _FIRES_TWICE]:
+        filters.remove(found)

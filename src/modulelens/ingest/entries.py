@@ -38,6 +38,18 @@ from modulelens.records import (
     to_json,
 )
 
+_TENSOR_KEYS = frozenset({"$tensor", "$parameter"})
+_PLAIN_KINDS = _TENSOR_KEYS | {
+    "$tuple",
+    "$dict",
+    "$odict",
+    "$float",
+    "$int",
+    "$str",
+    "$size",
+    "$dtype",
+}
+
 
 class Ingest:
     """Turns one trace into records.
@@ -158,6 +170,7 @@ class Ingest:
 
     def _call(self, index: int, call: SeenCall) -> Call:
         changed = call.args_after is not None
+        buffers, attributes, unclear = self._state_after(call)
         return Call(
             index=index,
             node=self._nodes.write(call.number, call.entered),
@@ -168,12 +181,15 @@ class Ingest:
             args_after=self._final(call.args_after),
             kwargs_after=self._final(call.kwargs_after),
             mutated=_changed_paths(call) if changed else (),
-            buffers_after=self._buffers_after(call),
+            buffers_after=buffers,
+            attributes_after=attributes,
             grad_output={k: self._gradient(v) for k, v in call.grad_output.items()},
             grad_input={k: self._gradient(v) for k, v in call.grad_input.items()},
             step=call.step,
             thread=call.thread,
-            notes=(*call.opaque, *call.opaque_output),
+            method=call.method,
+            nested=call.nested,
+            notes=(*call.opaque, *call.opaque_output, *unclear),
         )
 
     def _final(self, value: Any) -> Structure:
@@ -194,9 +210,16 @@ class Ingest:
     def _gradient(self, parts: list[Any]) -> Structure:
         return {"$sum": [self._final(part) for part in parts]}
 
-    def _buffers_after(self, call: SeenCall) -> dict[str, Structure]:
-        """What of the state the call changed, by dotted name: buffers and tensor attributes."""
-        found: dict[str, Structure] = {}
+    def _state_after(
+        self, call: SeenCall
+    ) -> tuple[dict[str, Structure], dict[str, Structure], list[str]]:
+        """What of the state the call changed, by dotted name: tensors, plain values, and the rest.
+
+        The rest are lines that say what cannot be compared.
+        """
+        tensors: dict[str, Structure] = {}
+        plain: dict[str, Structure] = {}
+        unclear: list[str] = []
         nodes = self._trace.nodes
         prefix = nodes.fqns[call.number]
         for number in nodes.subtree(call.number):
@@ -204,15 +227,21 @@ class Ingest:
             if before is after:
                 continue
             path = nodes.fqns[number][len(prefix) :].strip(".")
-            own = after.parameters | after.buffers | _tensor_attributes(after.attributes)
+            own = after.parameters | after.buffers | after.attributes
             old_own = before.parameters | before.buffers | before.attributes
             for name, value in own.items():
-                old = old_own.get(name)
-                if value is not None and old != value:
-                    bare = {k: v for k, v in value.items() if k != "vars"}
-                    kept = self._nodes.final(bare, keep=self._budget.weights(number))
-                    found[f"{path}.{name}".strip(".")] = kept
-        return found
+                if value is None or old_own.get(name) == value:
+                    continue
+                dotted = f"{path}.{name}".strip(".")
+                if not _is_plain(value):
+                    unclear.append(f"the call changed {dotted}, which is not compared")
+                    continue
+                is_tensor = isinstance(value, dict) and not value.keys().isdisjoint(_TENSOR_KEYS)
+                if is_tensor:
+                    value = {k: v for k, v in value.items() if k != "vars"}
+                kept = self._nodes.final(value, keep=self._budget.weights(number))
+                (tensors if is_tensor else plain)[dotted] = kept
+        return tensors, plain, unclear
 
     # ---- facts about the capture
 
@@ -268,8 +297,12 @@ def _stream(value: Any, ref: Callable[[Tensor], Any]) -> Any:
     return value
 
 
-def _tensor_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in attributes.items() if isinstance(v, dict) and "$tensor" in v}
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of tensors, numbers, texts and containers of them."""
+    if isinstance(value, dict):
+        kinds = {key for key in value if key.startswith("$")}
+        return kinds <= _PLAIN_KINDS and all(map(_is_plain, value.values()))
+    return not isinstance(value, list) or all(map(_is_plain, value))
 
 
 def _changed_paths(call: SeenCall) -> tuple[str, ...]:

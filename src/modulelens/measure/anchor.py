@@ -19,11 +19,12 @@ def float64_run(run: Run) -> tuple[Run | None, str]:
     tensors, exactly.
 
     Returns:
-        The twin, or None with the reason why there is none. A method or a closure has no twin:
-        its tensors cannot be reached.
+        The twin, or None with the reason why there is none. A closure has no twin: its tensors
+        cannot be reached.
     """
-    if run.owner is None or run.owner is not run.module:
-        return None, "only a whole module can be run in float64"
+    method = "__call__" if run.owner is run.module else getattr(run.module, "__name__", "")
+    if run.owner is None or not hasattr(type(run.owner), method):
+        return None, "only a module, or one of its methods, can be run in float64"
     run.fresh()
     memo = {}
     try:
@@ -35,7 +36,8 @@ def float64_run(run: Run) -> tuple[Run | None, str]:
     except Exception as error:  # noqa: BLE001 - boundary: copying runs foreign __deepcopy__
         return None, f"no float64 copy: {error}"
     context = msgspec.structs.replace(run.context, autocast=(), default_dtype="float64")
-    return Run(*parts, context=context, rng=run.rng), ""
+    function = parts[0] if run.owner is run.module else getattr(parts[0], method)
+    return Run(function, *parts[1:], context=context, rng=run.rng), ""
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Gradients:
         if record.step:  # parameter gradients are those of the first traced step
             return
         parameters, inputs = run.gradients()
-        for name, grad in parameters.items():
+        for name, grad in () if record.nested else parameters.items():
             self._sums[name] = self._sums[name] + grad if name in self._sums else grad.clone()
         self._silent |= _silent(run, trial)
         paths = _input_paths(run)

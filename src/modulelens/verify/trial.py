@@ -105,6 +105,11 @@ def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafC
             expected = replay.value(structure)
             actual = _lookup(owner, path)
             leaves += compare(expected, actual, path=f'buffers["{path}"]', same_code=same)
+        for path, structure in record.attributes_after.items():
+            actual = _lookup(owner, path)
+            if same or actual is not None:  # other code need not keep what the original keeps
+                expected = replay.value(structure)
+                leaves += compare(expected, actual, path=f'attributes["{path}"]', same_code=same)
         leaves += _written(owner, run, set(record.buffers_after))
     args, kwargs = run.inputs
     if record.args_after is None:
