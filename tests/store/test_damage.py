@@ -86,6 +86,42 @@ def test_a_damaged_blob_is_named(store, damage):
     others_work(store, good)
 
 
+def test_fsck_names_the_entries_that_need_a_damaged_blob(store):
+    shared = b"s" * 5000
+    one, two = add(store, fqn="one", blobs=(shared,)), add(store, fqn="two", blobs=(shared,))
+    add(store, fqn="other")
+    digest = next(d for d, size in one.blobs.items() if size == 5000)
+    overwrite(store.blob_path(digest), b"t" * 5000)
+    (problem,) = store.fsck().problems
+    assert problem.subject == digest
+    assert set(problem.entries) == {f"{entry.name}@v1" for entry in (one, two)}
+
+
+def test_every_flipped_bit_of_a_record_is_noticed(store):
+    good, bad = add(store, fqn="good"), add(store)
+    path = folder(store, bad) / "metadata.json"
+    data, whole = path.read_bytes(), store.metadata(bad.id)
+    for at in range(0, len(data), 7):
+        flip(path, at)
+        try:
+            assert store.metadata(bad.id) == whole  # only where the seal itself is no seal any more
+            assert at > len(data) - 80
+        except Corrupted:
+            pass
+        path.write_bytes(data)
+    flip(path, data.find(next(iter(bad.blobs)).encode()))
+    assert store.gc().removed_blobs == 0  # else a flipped digest would cost the blob it named
+    others_work(store, good)
+
+
+def test_the_index_says_what_it_leaves_out(store):
+    good, bad = add(store, fqn="good"), add(store)
+    (folder(store, bad) / "metadata.json").write_text("{")
+    with pytest.warns(UserWarning, match=f"entry {bad.id} is left out of the index: .*cannot be"):
+        assert store.reindex() == 1
+    assert [row.id for row in store.find()] == [good.id]
+
+
 def test_a_missing_blob_is_named(store):
     good, bad = add(store, fqn="good"), add(store, blobs=(b"v" * 5000,))
     digest = next(d for d, size in bad.blobs.items() if size == 5000)

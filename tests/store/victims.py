@@ -66,8 +66,8 @@ def newest(repo: ml.Repo) -> ml.Entry:
 
 
 def free(repo: ml.Repo) -> str:
-    """The id of an old entry, with no alias on it where there is one."""
-    rows = repo.rows({"fqn": "second"})
+    """The id of an entry to remove: an old one, and none with an alias where there is one."""
+    rows = [row for row in repo.rows() if row.id != newest(repo).id]
     return next((row.id for row in reversed(rows) if not row.aliases), rows[0].id)
 
 
