@@ -98,7 +98,6 @@ def main() -> int:
         share = f"{modules - len(broken):,} of {modules:,}"
         rows.append(("modules of the zoo that run on stand-ins", share, "all", "with backward"))
     report("Synthesised inputs and weights", rows, asked.json)
-    print("\n".join(f"{name}: {why}" for name, why in broken.items()), file=sys.stderr)
     return 1 if broken else 0
 
 
@@ -163,7 +162,9 @@ def every_module(names: Iterable[str]) -> tuple[int, dict[str, str]]:
             modules += 1
             why = failure(entry)
             if why:
+                print(f"{one.name}/{entry.fqn}: {why}", file=sys.stderr, flush=True)
                 broken[f"{one.name}/{entry.fqn}"] = why
+        print(f"{one.name}: {modules} modules so far", file=sys.stderr, flush=True)
     return modules, broken
 
 

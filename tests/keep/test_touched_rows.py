@@ -20,6 +20,7 @@ from modulelens.records import Reason, TensorRef, TensorSpec
 from modulelens.report.coverage import coverage_report
 from modulelens.report.entry import entry_page
 from modulelens.report.entry_view import entry_view
+from modulelens.report.rows import rows_table
 from modulelens.verify import grade
 
 ROWS, WIDTH = 40_000, 16
@@ -373,6 +374,10 @@ def test_pages_and_coverage_say_how_many_rows(tmp_path: Path) -> None:
     assert said in coverage_report(trace.coverage)
     assert trace.coverage["lookup.0"].table_rows == {"weight": (rows_in(X), ROWS)}
     assert said in entry_page(entry_view(entries[""].metadata))
+    repo = ml.Repo(tmp_path)
+    assert f"lookup.0.weight {rows_in(X)}/40000" in rows_table(repo.rows({}), total=4)
+    assert len(repo.find({"tables": {"$exists": True}})) == 2
+    assert "ROWS KEPT" not in rows_table(repo.rows({"fqn": "head"}), total=1)
 
 
 def test_where_weights_keep_shapes_only_all_of_the_table_is_made_up(tmp_path: Path) -> None:

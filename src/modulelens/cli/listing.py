@@ -14,7 +14,10 @@ from modulelens.report.rows import rows_table
 
 
 class ListedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry in a list. `bytes` counts its own tensors; `grade` is empty before verification."""
+    """One entry in a list. `bytes` counts its own tensors; `grade` is empty before verification.
+
+    `tables`: embedding tables of which rows were kept, as "weight 1024/40000".
+    """
 
     id: str
     name: str
@@ -25,6 +28,7 @@ class ListedEntry(msgspec.Struct, frozen=True, kw_only=True):
     grade: str
     date: str
     tags: tuple[str, ...]
+    tables: tuple[str, ...]
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,7 @@ def list_entries(filter: Mapping[str, Any], *, repo: str | None, limit: int, off
                 grade=row.grade or "",
                 date=row.date or "",
                 tags=tuple(row.tags),
+                tables=tuple(row.tables),
             )
             for row in rows
         ),

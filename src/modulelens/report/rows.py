@@ -52,12 +52,20 @@ class Row(Protocol):
         """Tags of this version."""
         ...
 
+    @property
+    def tables(self) -> Sequence[str]:
+        """Embedding tables of which rows were kept: name, number kept and number of all."""
+        ...
+
 
 def rows_table(rows: Sequence[Row], *, total: int, offset: int = 0) -> str:
     """The table, and a last line that says how much of the whole it is."""
     if not rows:
         return "no entries" if total == 0 else f"no entries from offset {offset} on; {total} in all"
-    header = ("ENTRY", "CLASS", "PARAMS", "SIZE", "GRADE", "DATE", "TAGS")
+    partly = any(row.tables for row in rows)
+    header = ("ENTRY", "CLASS", "PARAMS", "SIZE", "GRADE", "DATE", "TAGS", "ROWS KEPT")[
+        : 7 + partly
+    ]
     lines = [
         (
             f"{row.name}@v{row.version}",
@@ -67,7 +75,8 @@ def rows_table(rows: Sequence[Row], *, total: int, offset: int = 0) -> str:
             row.grade or "-",
             (row.date or "")[:16].replace("T", " "),
             ",".join(row.tags),
-        )
+            _rows_kept(row.tables),
+        )[: 7 + partly]
         for row in rows
     ]
     last = offset + len(rows)
@@ -76,3 +85,8 @@ def rows_table(rows: Sequence[Row], *, total: int, offset: int = 0) -> str:
     if last < total:
         shown += f"; --offset {last} shows more"
     return f"{table(header, lines, right=(2, 3))}\n{shown}"
+
+
+def _rows_kept(tables: Sequence[str]) -> str:
+    more = f" and {plural(len(tables) - 1, 'more table')}" if len(tables) > 1 else ""
+    return f"{tables[0]}{more}" if tables else ""

@@ -18,7 +18,7 @@ class Row(msgspec.Struct, frozen=True):
     `output_*` those of the tensors in all calls, without repetition; a shape reads "2x64x512", or
     "scalar". `latency_s` is the measured median (else the profile's forward), `flops` those of the
     forward, `memory_bytes` the profile's peak (else what it saves for the backward). `date` is
-    ISO 8601 in UTC.
+    ISO 8601 in UTC. `tables` are embedding tables of which rows were kept: "weight 1024/40000".
     """
 
     id: str
@@ -52,6 +52,7 @@ class Row(msgspec.Struct, frozen=True):
     latency_s: float | None = None
     flops: int | None = None
     memory_bytes: int | None = None
+    tables: tuple[str, ...] = ()
 
 
 class Kind(enum.Enum):
@@ -121,6 +122,7 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
         latency_s=latency_s,
         flops=flops,
         memory_bytes=memory_bytes,
+        tables=tuple(f"{name} {n}/{total}" for name, (n, total) in metadata.table_rows.items()),
     )
 
 
