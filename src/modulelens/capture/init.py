@@ -13,14 +13,16 @@ import inspect
 import weakref
 from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from modulelens.records import InitCall, TensorRef
 from modulelens.tree import Encoder, display_path, spec_of
 
 KEY = "_modulelens_init"
+T = TypeVar("T", bound=Callable[..., Any])
 _SMALL_BYTES = 64 << 10
 _module: Any = nn.Module
 _original_init: Any = nn.Module.__init__
@@ -170,12 +172,27 @@ class _Patches:
                 owner.__init__ = init
 
 
+def _unseen(function: T) -> T:
+    """Lets Dynamo run the function as it is: compiling it alone, it meets a half-made module.
+
+    As `torch.compiler.disable(recursive=False)`, which would import Dynamo.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    action = frames._FrameAction
+    strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def _plain_new(cls: type, *_args: Any, **_kwargs: Any) -> Any:
     return object.__new__(cls)
 
 
+@_unseen
 def _recording_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     made = object.__new__(cls)
+    if torch.compiler.is_compiling():  # a module of compiled code's own is made and gone
+        return made
     if cls.__new__ is not _recording_new:
         # A class with its own __new__ may not pass its arguments on: take them at its __init__.
         _wrap_init(cls)
@@ -189,6 +206,7 @@ def _wrap_init(cls: Any) -> None:
     if getattr(init, "_modulelens", False):
         return
 
+    @_unseen
     @functools.wraps(init)
     def recording(self: Any, *args: Any, **kwargs: Any) -> None:
         if _Patches.users and KEY not in self.__dict__:
@@ -202,6 +220,7 @@ def _wrap_init(cls: Any) -> None:
         cls.__init__ = recording
 
 
+@_unseen
 @functools.wraps(_original_init)
 def _confirming_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
     _original_init(self, *args, **kwargs)

@@ -24,7 +24,6 @@ from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.unchanged import Unchanged
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
-from modulelens.tree.objects import SKIPPED_ATTRIBUTES
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -151,7 +150,7 @@ class Nodes:
         attributes: dict[str, Any] = {}
         opaque: dict[str, str] = {}
         for name, value in inside.items():
-            if name in _INTERNAL or name in SKIPPED_ATTRIBUTES:
+            if name in _INTERNAL:
                 continue
             seen = len(encoder.opaque)
             attributes[name] = Encoder.encode(encoder, value)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from modulelens.errors import Corrupted
+from modulelens.tree.hints import FORM_TYPES, HINT_TYPES, form_named, hint_apart, hint_made
 from modulelens.tree.tensors import dtype_name, dtype_of
 
 #: type -> (key, apart, made of that again)
@@ -106,6 +107,7 @@ LITERALS: Kinds = {
         (type(threading.Lock()), type(threading.RLock())),
         ("$lock", lambda v: type(v).__name__, lambda b: _LOCKS[b]()),
     ),
+    **dict.fromkeys(FORM_TYPES, ("$typing", lambda v: v._name, form_named)),
     torch.utils.hooks.RemovableHandle: ("$dropped", lambda _: "hook handle", lambda _: None),
 }
 #: The same, for all classes that extend one.
@@ -124,6 +126,7 @@ COMPOUNDS: Kinds = {
     ),
     types.MappingProxyType: ("$mapping", lambda v: (dict(v),), types.MappingProxyType),
     weakref.ref: ("$weakref", lambda v: (v(),), _reference),
+    **dict.fromkeys(HINT_TYPES, ("$hint", hint_apart, hint_made)),
 }
 #: The same for what has a state of its own: one that is met twice stays one.
 SOURCES: Kinds = {

@@ -14,11 +14,6 @@ _DATA_BASES = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _DICTS = (collections.OrderedDict, collections.defaultdict)
 _STATIC = (object, *_DATA_BASES, *_DICTS, types.SimpleNamespace)
 
-#: Attributes that are never restored, with the reason.
-SKIPPED_ATTRIBUTES = {
-    # A flag without the hooks that it stands for: they would not be installed again.
-    "_output_capturing_hooks_installed": "hooks are not restored",
-}
 #: Attributes of objects that are restored as None, what they are before first use.
 EMPTIED_ATTRIBUTES = {
     # torchrec fills it when asked; captures that saw it filled and empty shall compare equal.
@@ -49,11 +44,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
         return {}
     if type(found) is not dict:
         return {}
-    return {
-        name: None if name in EMPTIED_ATTRIBUTES else item
-        for name, item in found.items()
-        if name not in SKIPPED_ATTRIBUTES
-    }
+    return {name: None if name in EMPTIED_ATTRIBUTES else item for name, item in found.items()}
 
 
 def slots_of(value: Any) -> dict[str, Any]:
