@@ -1,6 +1,7 @@
 """A zoo of real models, tiny and random: a step of each is traced, stored, rebuilt and graded.
 
     python benchmarks/zoo.py [NAME ...] [--modes train,eval,...] [--json FILE] [--list]
+    python benchmarks/zoo.py --read FILE ...    tables of what earlier runs wrote, runs nothing
 
 Every module of every model is rebuilt alone in a worker process and replayed; the grades are the
 repo's. Exit code 1: tracing changed a bit of a step, or something is not exact without a cause.
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,6 +38,8 @@ Found = tuple[Architecture, str, Report]
 def main() -> int:
     """Runs what was asked for, and prints what was found."""
     asked = arguments()
+    if asked.read:
+        return told([json.loads(file.read_text()) for file in asked.read])
     architectures, missing = zoo()
     for file, why in missing.items():
         print(f"left out {file}: {why}", file=sys.stderr)
@@ -48,13 +52,21 @@ def main() -> int:
     logging.disable(logging.WARNING)
     start = time.perf_counter()
     rows, absent = run(chosen, asked.modes.split(","))
-    wall_s = time.perf_counter() - start
+    found = {"rows": rows, "absent": absent, "wall_s": time.perf_counter() - start}
     if asked.json:
-        asked.json.write_text(json.dumps({"rows": rows, "wall_s": wall_s}, indent=1) + "\n")
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    return told([found])
+
+
+def told(runs: list[dict[str, Any]]) -> int:
+    """Prints what runs found, all together; the exit code."""
+    rows = [row for run in runs for row in run["rows"]]
+    absent = [tuple(one) for run in runs for one in run["absent"]]
     print(tables(rows))
     print(f"\nNot exact, or not comparable:\n\n{reasons(rows)}")
     print(f"\nNot run:\n\n{absences(absent)}")
-    print(f"\n{wall_s:.0f} s of wall time; torch {torch.__version__}")
+    wall_s = " + ".join(f"{run['wall_s']:.0f}" for run in runs)
+    print(f"\n{wall_s} s of wall time; torch {torch.__version__}")
     wrong = problems(rows)
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0
@@ -65,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="architectures; all")
     parser.add_argument("--modes", default=",".join(MODES), help="%(default)s")
     parser.add_argument("--json", type=Path, help="write a row per model and mode there")
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="print these instead")
     parser.add_argument("--list", action="store_true", help="name the architectures, and end")
     asked = parser.parse_args()
     unknown = set(asked.modes.split(",")) - set(MODES)
