@@ -34,14 +34,8 @@ _CHECK_TIMEOUT_S = 300.0
 _WATCH_TIMEOUT_S = 60.0
 
 
-class Entry:
-    """A version of one module of one model; made by `Repo`.
-
-    Args:
-        store: Where it is.
-        metadata: Its record.
-        allow: Packages whose classes may be imported besides its own.
-    """
+class _Recorded:
+    """What an entry's record says; reading it needs no torch."""
 
     def __init__(self, store: LocalStore, metadata: Metadata, allow: Iterable[str] = ()) -> None:
         self._store = store
@@ -54,8 +48,6 @@ class Entry:
         return (
             f"Entry({self.name}@v{self.version}: {cls}, {self.metadata.params:,} params, {grade})"
         )
-
-    # ---- the record
 
     @property
     def metadata(self) -> Metadata:
@@ -101,6 +93,16 @@ class Entry:
     def grade(self) -> Grade | None:
         """What verification found; None when it was not verified."""
         return self._metadata.grade
+
+
+class Entry(_Recorded):
+    """A version of one module of one model; made by `Repo`.
+
+    Args:
+        store: Where it is.
+        metadata: Its record.
+        allow: Packages whose classes may be imported besides its own.
+    """
 
     # ---- live
 

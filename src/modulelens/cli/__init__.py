@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from modulelens.cli.command import Command, Reply
@@ -101,30 +101,50 @@ def _dispatch(words: list[str]) -> int:
 
 
 def run(name: str, values: dict[str, Any]) -> int:
-    """Runs a command with its parameters, prints each answer, returns the last one's exit code."""
-    from modulelens.cli.output import envelope, stdout_kept_clean, warnings_noted, write
+    """Runs a command with its parameters, prints each answer, returns the last one's exit code.
 
+    Ctrl-C ends a command that goes on; before its first answer it is an interruption.
+    """
     command = load(name)
     as_json = values.pop("json") or os.environ.get("MODULELENS_OUTPUT") == "json"
-    code = 0
-    with contextlib.closing(_replies(command, values)) as replies:
-        while True:
-            noticed: list[str] = []
-            with contextlib.ExitStack() as scope:
-                if not command.rest:  # the warnings of a user's own script are shown as they come
-                    scope.enter_context(warnings_noted(noticed))
-                if as_json:
-                    scope.enter_context(stdout_kept_clean())
-                reply = next(replies, None)
-            if reply is None:
-                return code
-            if as_json:
-                write(envelope(name, reply, noticed).decode(), sys.stdout)
-            else:
-                for text in [*reply.warnings, *noticed]:
-                    write(f"warning: {text}", sys.stderr)
-                write(reply.text, sys.stdout)
-            code = reply.failure.exit_code if reply.failure else 0
+    code: int | None = None
+    try:
+        with contextlib.closing(_replies(command, values)) as replies:
+            while (answer := _next(replies, command, as_json)) is not None:
+                # Before it is printed: who reads it may end the command at once.
+                code = answer[0].failure.exit_code if answer[0].failure else 0
+                _print(name, *answer, as_json)
+    except KeyboardInterrupt:
+        if code is None:
+            raise
+    return code or 0
+
+
+def _next(
+    replies: Iterator[Reply], command: Command, as_json: bool
+) -> tuple[Reply, list[str]] | None:
+    """The next answer and the warnings on the way to it; None at the end."""
+    from modulelens.cli.output import stdout_kept_clean, warnings_noted
+
+    noticed: list[str] = []
+    with contextlib.ExitStack() as scope:
+        if not command.rest:  # the warnings of a user's own script are shown as they come
+            scope.enter_context(warnings_noted(noticed))
+        if as_json:
+            scope.enter_context(stdout_kept_clean())
+        reply = next(replies, None)
+    return None if reply is None else (reply, noticed)
+
+
+def _print(name: str, reply: Reply, noticed: list[str], as_json: bool) -> None:
+    from modulelens.cli.output import envelope, write
+
+    if as_json:
+        write(envelope(name, reply, noticed).decode(), sys.stdout)
+        return
+    for text in [*reply.warnings, *noticed]:
+        write(f"warning: {text}", sys.stderr)
+    write(reply.text, sys.stdout)
 
 
 def _replies(command: Command, values: dict[str, Any]) -> Generator[Reply, None, None]:

@@ -54,19 +54,15 @@ def run(
 def _replies(
     verdicts: Generator[Check, None, None], reply: Callable[[Check], Reply]
 ) -> Iterator[Reply]:
-    """One answer per verdict; Ctrl-C ends them, and the last one gives the exit code."""
-    seen = False
+    """One answer per verdict, until the user ends it."""
     with contextlib.closing(verdicts):
         try:
             for check in verdicts:
                 _show("")
                 yield reply(check)
-                seen = True
                 _show("waiting for an edit, Ctrl-C ends")
-        except KeyboardInterrupt:
+        finally:
             _show("")
-            if not seen:
-                raise
 
 
 def _show_start(changed: tuple[str, ...]) -> None:
