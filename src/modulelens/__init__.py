@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modulelens import errors
-    from modulelens.capture import Capture, Keep, Trace, trace, track_init
+    from modulelens.capture import Capture, Keep, Trace, end_traces, trace, track_init
     from modulelens.entry import Entry
     from modulelens.measure.flops import register_formula
     from modulelens.records import Check, Comparison, Grade, Measurement, Profile, Status
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  in the order of the path
     "track_init",
     "trace",
+    "end_traces",
     "Keep",
     "Trace",
     "Capture",
@@ -41,6 +42,7 @@ __all__ = [  # noqa: RUF022  in the order of the path
 _HOME = {
     "track_init": "modulelens.capture",
     "trace": "modulelens.capture",
+    "end_traces": "modulelens.capture",
     "Keep": "modulelens.capture",
     "Trace": "modulelens.capture",
     "Capture": "modulelens.capture",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -244,9 +244,10 @@ def _refusal(module: nn.Module, cls: type, forward: str | None) -> str:
     return _class_refusal(cls)
 
 
-@functools.lru_cache(maxsize=4096)
 def _class_refusal(cls: type) -> str:
     if path_of(cls) is not None:
         return ""
     where = "inside a function" if "<locals>" in cls.__qualname__ else "at run time"
+    if hasattr(sys.modules.get(cls.__module__), cls.__qualname__):
+        where = "again since this module was made: make it anew"
     return f"not_importable: class {cls.__qualname__} is not importable (defined {where})"

@@ -67,8 +67,10 @@ def _code(member: object) -> CodeType | None:
 def _text(cls: type, file: str) -> tuple[str, int, bool]:
     """The class block whose methods are the ones that run, not merely the first of that name."""
     linecache.checkcache(file)
-    lines = linecache.getlines(file) if file else []
     codes = [c for c in map(_code, vars(cls).values()) if c is not None and _is_own(c, cls)]
+    # A notebook's cell is no file, but Python knows its lines.
+    cell = "" if file else next((c.co_filename for c in codes), "")
+    lines = linecache.getlines(file or cell)
     starts = sorted(c.co_firstlineno for c in codes if c.co_filename.endswith(Path(file).name))
     first = getattr(cls, "__firstlineno__", 0)
     if lines and starts:
@@ -81,7 +83,8 @@ def _text(cls: type, file: str) -> tuple[str, int, bool]:
         block = inspect.getblock(lines[first - 1 :])
         forward = _code(vars(cls).get("forward"))
         if forward is not None and any("def forward(" in line for line in block):
-            starts.append(forward.co_firstlineno if _resolved(forward) == file else 0)
+            own = forward.co_filename == cell if cell else _resolved(forward) == file
+            starts.append(forward.co_firstlineno if own else 0)
         inside = all(first <= start < first + len(block) for start in starts)
         return "".join(block), first, inside
     try:

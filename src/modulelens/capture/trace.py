@@ -6,6 +6,7 @@ Knows when a step begins and ends. What happens inside one is `watch.py`'s.
 from __future__ import annotations
 
 import datetime
+import functools
 import sys
 import threading
 import uuid
@@ -35,7 +36,7 @@ _RAN_EAGERLY = (
     "the model is compiled and ran eagerly in the traced step: its random draws and last bits may"
     " differ from those of compiled code"
 )
-_active: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+_active: weakref.WeakKeyDictionary[nn.Module, Trace] = weakref.WeakKeyDictionary()
 
 
 class Trace:
@@ -83,6 +84,7 @@ class Trace:
         self._seen_steps = 0
         self._watch: Watch | None = None
         self._inside = 0
+        self._since = ""
         self._lock = threading.RLock()
         self._undo = Undo()
         self._steps_read: int | None = None
@@ -93,11 +95,12 @@ class Trace:
         frame = sys._getframe(1)
         if self._outer in _active:
             raise Conflict(
-                f"this model is being traced already (since {_active[self._outer]})",
-                hint="leave that `with ml.trace(...)` block first",
+                f"this model is being traced already (since {_active[self._outer]._since})",
+                hint="leave that `with ml.trace(...)` block first; `ml.end_traces()` ends them all",
             )
         try:
-            _active[self._outer] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self._since = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            _active[self._outer] = self
             self.environment = read_environment()
             main = getattr(sys.modules.get("__main__"), "__file__", None)
             self.main_file = str(Path(main).resolve()) if main else ""
@@ -217,6 +220,12 @@ class Trace:
         self._steps_read = len(self.watches)
         self.snapshots.forget_live()
         self.nodes.forget_live()
+
+
+def end_traces() -> None:
+    """Ends every trace that is going on, such as one that a notebook's cell left open."""
+    for active in list(_active.values()):
+        finish(functools.partial(active._end, None))
 
 
 def trace(

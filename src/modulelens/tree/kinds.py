@@ -86,6 +86,13 @@ def _pyrandom(state: Any) -> random.Random:
     return source
 
 
+def _event(is_set: bool) -> threading.Event:
+    made = threading.Event()
+    if is_set:
+        made.set()
+    return made
+
+
 def _reference(target: Any) -> Any:
     return weakref.ref(type("Gone", (), {})() if target is None else target)
 
@@ -136,5 +143,20 @@ SOURCES: Kinds = {
         lambda v: (v.get_state(legacy=False),),
         _np_legacy,
     ),
+    # What threads wait at is made anew: nobody waits there.
+    threading.Barrier: (
+        "$barrier",
+        lambda v: (v.parties, v._action, v._timeout),
+        threading.Barrier,
+    ),
+    threading.Event: ("$event", lambda v: (v.is_set(),), _event),
+    threading.Condition: ("$condition", lambda _: (), threading.Condition),
+    threading.Semaphore: ("$semaphore", lambda v: (v._value,), threading.Semaphore),
+    threading.BoundedSemaphore: (
+        "$bounded",
+        lambda v: (v._initial_value,),
+        threading.BoundedSemaphore,
+    ),
+    threading.local: ("$threadlocal", lambda _: (), threading.local),
     random.Random: ("$pyrandom", lambda v: (v.getstate(),), _pyrandom),
 }

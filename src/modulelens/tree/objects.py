@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import contextlib
 import types
 from typing import Any
@@ -23,6 +23,8 @@ EMPTIED_ATTRIBUTES = {
 
 def no_object_rule(cls: type, path: str | None) -> str:
     """Why objects of the class cannot be made from their attributes; empty where they can."""
+    if path is None and issubclass(cls, collections.abc.Iterator):
+        return "a one-shot iterator: keeping its items would use it up"
     if path is None:
         return "its class has no importable name (defined inside a function?)"
     if type(cls).__name__ == "pybind11_type" or issubclass(cls, torch.ScriptObject):
