@@ -256,6 +256,7 @@ def _questions(root: Path, out: Path) -> dict[str, Callable[[], Any]]:
         "list cli fsck json": lambda: _cli("fsck", "--json", "--repo", str(root)),
         "aliases": lambda: ml.Repo(root).aliases("net@v2"),
         "alias": lambda: ml.Repo(root)["net@last"].id,
+        "set alias": lambda: ml.Repo(root).alias("net@v1", "other"),
         "list reindex": lambda: ml.Repo(root).reindex(),
         "good rows again": lambda: of_good(ml.Repo(root).rows()),
         "list gc": lambda: ml.Repo(root).gc().removed_blobs,

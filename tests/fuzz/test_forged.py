@@ -349,5 +349,5 @@ def test_a_class_path_that_is_no_module_of_the_entry(
         if "attributes" in fields:
             fields = {"attributes": document["attributes"] | fields["attributes"]}
         attacks.plant(root, entry, node, json.dumps(document | fields).encode())
-        victim.spare(victim.read())
+        victim.read("net@v1 ")
         assert precious.read_text() == "mine"

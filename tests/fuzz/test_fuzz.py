@@ -104,6 +104,18 @@ def test_forged_nodes(victim: Victim, seed: int) -> None:
     victim.spare(victim.read())
 
 
+@tries(15)
+@given(seed=seeds)
+def test_forged_small_files(victim: Victim, seed: int) -> None:
+    rng, root = random.Random(seed), victim.copy()
+    collection = victim.ids["net@v1"].partition("/")[0]
+    file = rng.choice([root / "format.json", root / "entries" / collection / "aliases.json"])
+    attacks.write(file, attacks.forge(file.read_text(), rng))
+    marker = rng.choice(["", collection, "../../x", "a" * 32, "\ud800", "x" * 10_000, "\0"])
+    (root / "changes" / "dead").write_bytes(marker.encode("utf-8", "surrogatepass"))
+    victim.read("l")  # the questions about the repo, and some about each entry
+
+
 @tries(25)
 @given(seed=seeds)
 def test_damaged_bytes(victim: Victim, seed: int) -> None:

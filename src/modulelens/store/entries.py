@@ -180,11 +180,14 @@ def check_blobs(layout: Layout, metadata: Metadata, present: Mapping[str, int]) 
             )
 
 
+Version = Annotated[int, msgspec.Meta(ge=0, le=MOST_VERSIONS)]
+
+
 class Pointers(msgspec.Struct, frozen=True, omit_defaults=True):
     """What aliases.json holds; `removed` is the highest version ever removed: none comes twice."""
 
-    aliases: dict[str, int] = {}
-    removed: Annotated[int, msgspec.Meta(ge=0, le=MOST_VERSIONS)] = 0
+    aliases: dict[str, Version] = {}
+    removed: Version = 0
 
     def of(self, version: int) -> list[str]:
         """The aliases that point at a version."""
