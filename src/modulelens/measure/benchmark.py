@@ -8,11 +8,11 @@ from __future__ import annotations
 import gc
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class RunTrial:
     """A run as a trial. The run's scope is entered and left outside the timed part.
 
     `part` is "forward", "backward" (the forward then belongs to the preparation), or "both".
-    With `values`, values of each run's inputs are up to 2 % closer to zero than what was captured: a
+    With `values`, values of each run's inputs are up to 2 % closer to zero than those captured: a
     result that was kept from another run is no answer then.
     """
 
@@ -73,11 +73,7 @@ def trial_of(run: Run, *, backward: bool = False, values: random.Random | None =
 
 
 def benchmark(
-    trial: Trial,
-    *,
-    label: str,
-    budget_s: float = 3.0,
-    precision: float = 0.02,
+    trial: Trial, *, label: str, budget_s: float = 3.0, precision: float = 0.02
 ) -> Measurement:
     """Times a trial until the median is known well enough, or the budget is spent.
 
@@ -94,11 +90,7 @@ def benchmark(
 
 
 def compare_speed(
-    original: Trial,
-    candidate: Trial,
-    *,
-    budget_s: float = 6.0,
-    precision: float = 0.02,
+    original: Trial, candidate: Trial, *, budget_s: float = 6.0, precision: float = 0.02
 ) -> Comparison:
     """Times two trials side by side, in blocks of one run each in random order.
 
@@ -124,9 +116,7 @@ def compare_speed(
 
 
 def _measure(
-    trials: dict[str, Trial],
-    budget_s: float,
-    enough: Callable[..., bool],
+    trials: dict[str, Trial], budget_s: float, enough: Callable[..., bool]
 ) -> list[Measurement]:
     """Times blocks of one run of each trial, with no garbage collection inside a run."""
     order = random.Random(0)
@@ -137,10 +127,8 @@ def _measure(
     gc.disable()
     try:
         start = time.perf_counter()
-        warm = {
-            label: _warm_up(trial, time.perf_counter() + 0.45 * budget_s / len(trials))
-            for label, trial in trials.items()
-        }
+        share = 0.45 * budget_s / len(trials)
+        warm = {k: _warm_up(trial, time.perf_counter() + share) for k, trial in trials.items()}
         while blocks < _MOST_BLOCKS:
             spent = (time.perf_counter() - start) / budget_s
             if blocks >= _FEWEST and spent >= 1:
@@ -165,14 +153,12 @@ def judge_speed(
     """
     ratios = _ratios(original_s, candidate_s)
     draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)
-    )
+    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     low, high = medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]
     verdict = "faster" if low > 1 else "slower" if high < 1 else "undecided"
     if len(ratios) < _FOR_INTERVAL:
         verdict = "undecided"
-    return statistics.median(ratios), (low, high), verdict
+    return median(ratios), (low, high), verdict
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -190,7 +176,7 @@ def _ratios(original_s: Sequence[float], candidate_s: Sequence[float]) -> list[f
 
 def _precise(values: Sequence[float], precision: float) -> bool:
     low, high = median_interval(values)
-    return high - low <= precision * statistics.median(values)
+    return high - low <= precision * median(values)
 
 
 def _warm_up(trial: Trial, until: float) -> list[float]:
@@ -222,7 +208,7 @@ def _synchronise() -> None:
 
 def _measurement(label: str, times: list[float], warm: list[float], trial: Trial) -> Measurement:
     notes = []
-    if statistics.median(times) < _SHORT_S:
+    if median(times) < _SHORT_S:
         notes.append(f"shorter than {_SHORT_S * 1e6:.0f} us: the cost of the call itself counts")
     if len(times) < _FOR_INTERVAL:
         notes.append(f"only {len(times)} runs fit into the budget")

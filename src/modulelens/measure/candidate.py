@@ -34,9 +34,7 @@ def load_candidate(candidate: str | nn.Module | Callable[..., Any]) -> Any:
         return candidate
     file, separator, name = candidate.rpartition(":")
     if not separator or not name.replace(".", "").isidentifier():
-        raise UsageError(
-            f"{candidate!r} does not name a candidate", hint='write "path/file.py:Name"'
-        )
+        raise UsageError(f"{candidate!r} names no candidate", hint='write "path/file.py:Name"')
     path = Path(file).resolve()
     if not path.is_file():
         near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []

@@ -23,12 +23,7 @@ _TENSOR_KEYS = ("$tensor", "$parameter")
 
 
 def compare(
-    expected: Any,
-    actual: Any,
-    *,
-    path: str = "output",
-    anchor: Any = None,
-    same_code: bool = True,
+    expected: Any, actual: Any, *, path: str = "output", anchor: Any = None, same_code: bool = True
 ) -> list[LeafCheck]:
     """Compares two nested values leaf by leaf.
 
@@ -67,11 +62,7 @@ def compare(
 
 
 def verdict(
-    leaves: Sequence[LeafCheck],
-    *,
-    code: str = "",
-    call: int = 0,
-    warnings: Sequence[str] = (),
+    leaves: Sequence[LeafCheck], *, code: str = "", call: int = 0, warnings: Sequence[str] = ()
 ) -> Check:
     """The check whose status is the worst of its leaves, with that leaf's message as the reason.
 
@@ -163,9 +154,8 @@ def _coalesce(flat: Flat) -> None:
         if body is not None and not body["is_coalesced"]:
             parts = [_tensor_number(body[name]) for name in ("indices", "values")]
             indices, values = (flat.tensors[number or 0] for number in parts)
-            made = torch.sparse_coo_tensor(
-                indices, values, body["size"]["$size"], check_invariants=True
-            ).coalesce()
+            size = body["size"]["$size"]
+            made = torch.sparse_coo_tensor(indices, values, size, check_invariants=True).coalesce()
             for number, part in zip(parts, (made.indices(), made.values()), strict=True):
                 flat.tensors[number or 0] = part
             body["is_coalesced"] = True

@@ -65,9 +65,8 @@ def check_tensor(
             signs = (wide.signbit() != other.signbit()) & ~wide.isnan()
             if not signs.any():
                 return exact
-            found = _differs(
-                path, wide, other, signs, f"the sign of {int(signs.sum())} zeros differs"
-            )
+            text = f"the sign of {int(signs.sum())} zeros differs"
+            found = _differs(path, wide, other, signs, text)
             return found if same_code else msgspec.structs.replace(found, status=Status.CLOSE)
         if same_code:
             return _differs(path, wide, other, unequal)

@@ -96,9 +96,7 @@ class Rebuilder:
     def _class(self, node: ModuleNode) -> type[nn.Module]:
         cls = self._importer.get(node.cls)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise ClassNotFound(
-                f"{node.cls} is no nn.Module class", hint="was it replaced by a function?"
-            )
+            raise ClassNotFound(f"{node.cls} is no nn.Module class", hint="was it replaced?")
         return cls
 
     # ---- without constructors
@@ -136,9 +134,8 @@ class Rebuilder:
     def _hook(self, module: nn.Module, node: ModuleNode) -> None:
         if node.foreign_hooks and node.number != self._root:
             names = ", ".join(node.foreign_hooks)
-            raise NotRebuildable(
-                f"{node.fqn}: its hook {names} has no importable name", reason="foreign_hook"
-            )
+            text = f"{node.fqn}: its hook {names} has no importable name"
+            raise NotRebuildable(text, reason="foreign_hook")
         _clear_hooks(module)
         for hook in node.hooks or ():
             if node.number == self._root and not _is_weight_hook(hook.hook):
@@ -152,9 +149,8 @@ class Rebuilder:
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
         if body.get("gone"):
-            raise NotRebuildable(
-                "a module passed to the constructor is gone", reason="opaque_argument"
-            )
+            text = "a module passed to the constructor is gone"
+            raise NotRebuildable(text, reason="opaque_argument")
         number = body.get("number", -1)
         if number in self._nodes:
             return self._by_structure(self._nodes[number])
@@ -185,9 +181,8 @@ class Rebuilder:
         plain: _Places = [(self._device, contextlib.nullcontext())]
         module = self._construct(node, [(device, spared_values(least, spared)), *plain])
         if type(module) is not self._class(node) and not node.parametrized:
-            raise NotRebuildable(
-                f"{node.cls} constructs a {display_path(type(module))}", reason="mismatch"
-            )
+            text = f"{node.cls} constructs a {display_path(type(module))}"
+            raise NotRebuildable(text, reason="mismatch")
         if not self._drifted:
             return self._lay_over(module, node)
         notes = self._lay_today(module, node)

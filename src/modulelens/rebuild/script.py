@@ -34,9 +34,8 @@ def class_of_script(file: str, name: str) -> Any:
             hint="put the class into a module that can be imported, or run where the script is",
         )
     if hasattr(os, "getuid") and path.stat().st_uid not in (0, os.getuid()):
-        raise ClassNotFound(
-            f"{file} belongs to another user; its code is not run", hint="copy it and trace again"
-        )
+        text = f"{file} belongs to another user; its code is not run"
+        raise ClassNotFound(text, hint="copy it and trace again")
     script = _script(str(path.resolve()), path.stat().st_mtime_ns)
     script.define(name.partition(".")[0])
     found: Any = vars(script.module)
@@ -61,9 +60,8 @@ class _Script:
         try:
             self._body = ast.parse(Path(file).read_text(), file).body
         except SyntaxError as error:
-            raise ClassNotFound(
-                f"{file}:{error.lineno}: {error.msg}", hint="mend the file"
-            ) from error
+            text = f"{file}:{error.lineno}: {error.msg}"
+            raise ClassNotFound(text, hint="mend the file") from error
 
     def define(self, name: str) -> None:
         """Runs what the name needs and was not run yet, in the order of the file."""
@@ -74,9 +72,8 @@ class _Script:
             tree = ast.Module([self._body[number] for number in needed], [])
             exec(compile(tree, self._file, "exec", dont_inherit=True), vars(self.module))
         except Exception as error:  # boundary: the user's definitions
-            raise ClassNotFound(
-                f"{self._file}: {type(error).__name__}: {error}", hint="its definitions do not run"
-            ) from error
+            text = f"{self._file}: {type(error).__name__}: {error}"
+            raise ClassNotFound(text, hint="its definitions do not run") from error
         finally:
             sys.path.remove(folder)
         self._done.update(needed)

@@ -135,9 +135,8 @@ class Decoder:
         except ModuleLensError:
             raise
         except Exception as error:  # boundary: what a record says goes to foreign constructors
-            raise Corrupted(
-                f"a {key} value cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            text = f"{type(error).__name__}: {error}"
+            raise Corrupted(f"a {key} value cannot be read: {text}") from error
 
     def _special(self, key: str, node: dict[str, Any]) -> Any:
         if key in ("$tensor", "$parameter"):
@@ -146,9 +145,8 @@ class Decoder:
             return decode_special(key, node[key], self.decode, self._importer)
         rule = _RULES.get(key)
         if rule is None:
-            raise Corrupted(
-                f"unknown kind of value {key!r}", hint="pip install --upgrade modulelens"
-            )
+            hint = "pip install --upgrade modulelens"
+            raise Corrupted(f"unknown kind of value {key!r}", hint=hint)
         return rule(self, node[key])
 
     def _keep(self, value: Any) -> Any:
@@ -164,9 +162,8 @@ class Decoder:
 
     def _ref(self, number: int) -> Any:
         if self._numbered[number] is _UNFINISHED:
-            raise NotRebuildable(
-                "a value that cannot be changed holds itself", reason="opaque_attribute"
-            )
+            text = "a value that cannot be changed holds itself"
+            raise NotRebuildable(text, reason="opaque_attribute")
         return self._numbered[number]
 
     def _all(self, items: Any) -> list[Any]:
@@ -219,9 +216,8 @@ class Decoder:
 
     def _opaque(self, body: dict[str, Any]) -> Opaque:
         if self._strict:
-            raise NotRebuildable(
-                f"{self._strict} holds {body['type']}: {body['why']}", reason="opaque_argument"
-            )
+            text = f"{self._strict} holds {body['type']}: {body['why']}"
+            raise NotRebuildable(text, reason="opaque_argument")
         return Opaque(body["type"], body["why"])
 
     def _local(self, body: dict[str, Any]) -> Any:
@@ -238,9 +234,8 @@ class Decoder:
         if issubclass(cls, (pathlib.PurePath, np.ndarray, logging.Logger, types.ModuleType)):
             raise untrusted(f"a method of a {cls.__qualname__}, which may reach files")
         if isinstance(inspect.getattr_static(cls, name, None), (property, types.NoneType)):
-            raise NotRebuildable(
-                f"{cls.__qualname__} has no method {name!r} any more", reason="not_importable"
-            )
+            text = f"{cls.__qualname__} has no method {name!r} any more"
+            raise NotRebuildable(text, reason="not_importable")
         return getattr(owner, name)
 
     def _bound(self, body: list[Any]) -> Any:

@@ -56,10 +56,8 @@ def make_local(body: dict[str, Any], importer: Importer) -> tuple[Any, tuple[typ
     held = body["inside"][0]["$tuple"]
     if outer is None or code is None or len(code.co_freevars) != len(held):
         name, line = body["steps"][-1]
-        raise NotRebuildable(
-            f"{body['outer']} makes no {name} at its line {line} any more",
-            reason="not_importable",
-        )
+        text = f"{body['outer']} makes no {name} at its line {line} any more"
+        raise NotRebuildable(text, reason="not_importable")
     cells = tuple(types.CellType() for _ in code.co_freevars)
     return types.FunctionType(code, outer.__globals__, code.co_name, None, cells), cells
 

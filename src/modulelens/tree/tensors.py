@@ -62,12 +62,8 @@ def is_parameter(tensor: Tensor) -> bool:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether it is a strided, unquantised tensor of no subclass: bytes plus a spec say it all."""
-    return (
-        type(tensor) in PLAIN_TYPES
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-    )
+    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
+    return plain and not (tensor.is_quantized or tensor.is_nested)
 
 
 def distinct(tensor: Tensor) -> Tensor:
@@ -176,9 +172,8 @@ def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
     cls = type(tensor)
     path = path_of(cls)
     if path is None:
-        raise NotRebuildable(
-            f"tensor class {cls.__qualname__} has no importable name", reason="tensor_subclass"
-        )
+        text = f"tensor class {cls.__qualname__} has no importable name"
+        raise NotRebuildable(text, reason="tensor_subclass")
     if hasattr(tensor, "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()
         inner = {name: getattr(tensor, name).detach() for name in names}
@@ -192,9 +187,8 @@ def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
     if cls.__torch_function__ is torch._C._disabled_torch_function_impl or not hasattr(
         tensor, "as_subclass"
     ):
-        raise NotRebuildable(
-            f"tensor class {path} has no __tensor_flatten__", reason="tensor_subclass"
-        )
+        text = f"tensor class {path} has no __tensor_flatten__"
+        raise NotRebuildable(text, reason="tensor_subclass")
     data = tensor.detach().as_subclass(torch.Tensor)
     return "$astensor", {"cls": path}, {"data": data, "vars": dict(vars(tensor))}
 

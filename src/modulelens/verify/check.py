@@ -16,14 +16,7 @@ from modulelens.measure.run import Run
 from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
-from modulelens.verify.trial import (
-    Trial,
-    attempt,
-    bind,
-    gradient_leaves,
-    lost_history,
-    replaced,
-)
+from modulelens.verify.trial import Trial, attempt, bind, gradient_leaves, lost_history, replaced
 from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
@@ -146,8 +139,7 @@ class _Judge:
         original, candidate = self._original, self._candidate
         if original.drifted or (candidate is None and not self._replay.edited):
             return [], []
-        leaves, why = varied(original, self._replay, candidate, number)
-        return leaves, [why] if why else []
+        return varied(original, self._replay, candidate, number)
 
     def _anchor(self, number: int) -> Any:
         """What the original gives in float64 on the same inputs; None where that is not possible.
@@ -188,20 +180,16 @@ def _elsewhere(replay: Replay) -> list[str]:
         ("on", min(devices, default="cpu"), here),
         ("on", captured.cpu if here == "cpu" and not devices else "", cpu_name()),
     ]
-    return [
-        f"captured {how} {then}, this is {now}"
-        for how, then, now in places
-        if then not in ("", now)
-    ]
+    differ = [place for place in places if place[1] not in ("", place[2])]
+    return [f"captured {how} {then}, this is {now}" for how, then, now in differ]
 
 
 def _drift_warnings(replay: Replay) -> tuple[str, ...]:
     found = [_changed(replay, path) for path in sorted(replay.drifted - replay.edited)]
     found += replaced(replay)
     if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
-        found.append(
-            "its constructor call is not known (ml.track_init): an edit of it is not seen here"
-        )
+        text = "its constructor call is not known (ml.track_init)"
+        found.append(f"{text}: an edit of it is not seen here")
     return tuple(found)
 
 

@@ -93,11 +93,8 @@ def _no(strategy: str, reason: str, text: str) -> Grade:
 def _reason_of(error: ModuleLensError) -> str:
     if isinstance(error, NotRebuildable):
         return error.reason
-    return (
-        Reason.NOT_IMPORTABLE.value
-        if isinstance(error, ClassNotFound)
-        else Reason.RUNTIME_ERROR.value
-    )
+    missing = isinstance(error, ClassNotFound)
+    return str((Reason.NOT_IMPORTABLE if missing else Reason.RUNTIME_ERROR).value)
 
 
 def _grade_outputs(
@@ -108,11 +105,8 @@ def _grade_outputs(
         code = Reason.ANCESTOR if "ancestor" in trial.failure else Reason.RUNTIME_ERROR
         return GradeLevel.NO, (code.value, trial.failure), 0.0
     if ready.synthesized:
-        return (
-            GradeLevel.SHAPE,
-            (Reason.SHAPE_ONLY.value, f"{ready.synthesized} were synthesised"),
-            0.0,
-        )
+        text = f"{ready.synthesized} were synthesised"
+        return GradeLevel.SHAPE, (Reason.SHAPE_ONLY.value, text), 0.0
     try:
         expected = replay.value(record.output)
     except NotRebuildable as error:

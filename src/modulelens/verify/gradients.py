@@ -117,10 +117,8 @@ class Gradients:
     ) -> list[LeafCheck]:
         leaves: list[LeafCheck] = []
         for name, grad in own.items():
-            sides = [
-                s if s is None or dtype is None else s.to(dtype)
-                for s in (grad, self._sums.get(name))
-            ]
+            pair = grad, self._sums.get(name)
+            sides = [s if s is None or dtype is None else s.to(dtype) for s in pair]
             leaves += compare(*sides, path=f'grad["{name}"]', same_code=same_code)
         return leaves
 

@@ -113,11 +113,8 @@ def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafC
         leaves += _written(owner, run, set(record.buffers_after))
     args, kwargs = run.inputs
     if record.args_after is None:
-        return (
-            leaves
-            + _changed_inputs((run.args, args), "args")
-            + _changed_inputs((run.kwargs, kwargs), "kwargs")
-        )
+        leaves += _changed_inputs((run.args, args), "args")
+        return leaves + _changed_inputs((run.kwargs, kwargs), "kwargs")
     if not all_kept([record.args_after, record.kwargs_after]):
         return leaves
     leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
@@ -128,20 +125,16 @@ def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafC
 def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
     written = {id(tensor) for tensor in run.written()}
     named = [*owner.named_parameters(), *owner.named_buffers()] if written else []
-    return [
-        _changed(f'state["{name}"]')
-        for name, tensor in named
-        if id(tensor) in written and name not in allowed
-    ]
+    changed = (name for name, tensor in named if id(tensor) in written and name not in allowed)
+    return [_changed(f'state["{name}"]') for name in changed]
 
 
 def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
     # By path: lazily filled caches of an argument may be new, but nothing that was may change.
     before, after = (dict(zip(f.paths, f.tensors, strict=True)) for f in map(flatten, sides))
+    pairs = {path: compare(tensor, after.get(path))[0] for path, tensor in before.items()}
     return [
-        _changed(root + path)
-        for path, tensor in before.items()
-        if compare(tensor, after.get(path))[0].status is not Status.EXACT
+        _changed(root + path) for path, leaf in pairs.items() if leaf.status is not Status.EXACT
     ]
 
 

@@ -23,7 +23,7 @@ FIXED = "only the captured values were compared: on others the original fails"
 
 def varied(
     original: Replay, other: Replay, candidate: Function | None, call: int
-) -> tuple[list[LeafCheck], str]:
+) -> tuple[list[LeafCheck], list[str]]:
     """Compares both on a call's inputs with other values, and with other weights.
 
     A candidate that is no class and takes no `module` computes with weights of its own; those
@@ -42,6 +42,8 @@ def varied(
     function = place.module if candidate is None else bind(candidate, place.module)
     shared = candidate is None or isinstance(getattr(function, "__self__", None), WithModule)
     weights = dict(ready.module.named_parameters()) if shared else {}
+    for name in original.metadata.table_rows:  # mostly rows that take no memory: let them be
+        weights.pop(name, None)
     theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
     reference = _run(original, ready, ready.module, call, weights)
     # The candidate first: in freed memory it finds no result of the original.
@@ -49,16 +51,16 @@ def varied(
     wanted = forward(reference)
     captured = original.value(original.call(call).output)
     if wanted.failure or _infinite(wanted.output) > _infinite(captured):
-        return [], f"{FIXED}: {wanted.failure or 'its output is not finite'}"
+        return [], [f"{FIXED}: {wanted.failure or 'its output is not finite'}"]
     if trial.failure:
         failed = LeafCheck(path=_PATH, status=Status.RUNTIME_ERROR, message=trial.failure)
-        return [failed], ""
+        return [failed], []
     leaves = compare(wanted.output, trial.output, path=_PATH)
     if verdict(leaves).status is not Status.EXACT:  # else no anchor is needed
         anchor = anchored(reference)
         leaves = compare(wanted.output, trial.output, path=_PATH, anchor=anchor, same_code=False)
     same = verdict(compare(captured, wanted.output)).status is Status.EXACT
-    weak = "the original gives the same for other values" if same else ""
+    weak = ["there are no other values, or the original gives the same for them"] if same else []
     return [leaf for leaf in leaves if not leaf.status.passed], weak
 
 
