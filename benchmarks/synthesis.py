@@ -158,6 +158,7 @@ def every_module(names: Iterable[str]) -> tuple[int, dict[str, str]]:
         case = MODES["eval" if left_out("train", one) else "train"](one)
         with ml.track_init():
             model = build(case)
+        run_step(case, model)  # lazy modules learn their shapes
         for entry in entries(model, functools.partial(run_step, case, model), SHAPES):
             modules += 1
             why = failure(entry)

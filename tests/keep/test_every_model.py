@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning"),
     pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
 ]
 
 
@@ -82,23 +83,24 @@ def test_it_runs_on_stand_ins(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("zoo", ["transformers", "torchrec"])
-def test_every_module_of_real_models_runs_on_stand_ins(zoo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["torch", "transformers", "torchrec", "torch_geometric"])
+def test_every_module_of_real_models_runs_on_stand_ins(library: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing them warns of their own dependencies
-        pytest.importorskip(zoo)
-        if zoo == "torchrec":
-            pytest.importorskip("fbgemm_gpu")
         from tests.models import harness
         from tests.models.zoo.subset import RUNS, cases
 
-        chosen = [c for c in cases() if RUNS[c.name] == zoo and c.train and c.steps == 1]
+        steps = [c for c in cases() if c.name.endswith((", train", ", eval"))]
+    chosen = [case for case in steps if RUNS[case.name] == library]
+    if not chosen:
+        pytest.skip(f"{library} is not installed")
     for case in chosen:
         with ml.track_init():
             model = harness.build(case)
         trace = ml.trace(model, name=case.name, keep=SHAPES, warmup=case.warmup)
         harness.run_step(case, model, trace)
-        entries = add_unverified(trace, tmp_path / case.name.replace(" ", "-"))
+        entries = add_unverified(trace, tmp_path / case.name.replace(", ", "-"))
         found = runs(entries, judged=False)
-        assert found
-        assert not any(found.values()), (case.name, found)
+        assert "" in found.values()
+        # Lazy modules have no shapes before their first call.
+        assert set(found.values()) <= {"", "uninitialized"}, (case.name, found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.keep.loop import stand_in
 from torch import Tensor
 
@@ -267,3 +269,71 @@ def test_a_large_table_is_drawn_in_blocks() -> None:
     made = stand_in(table)
     assert float(made.std()) == pytest.approx(float(table.std()), rel=0.05)
     assert not made[0].equal(made[-1])
+
+
+DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float64, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+
+
+def values_of(kind: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Float64 values of small whole or real numbers, arranged in some way."""
+    real = torch.randn(shape, generator=drawn(seed), dtype=torch.float64)
+    whole = (real.abs() * 3).round()
+    last = shape[-1] if shape else 1
+    return {
+        "real": real,
+        "whole": whole,
+        "masked": whole.masked_fill(real < 0.5, 0.0).clamp(max=1),
+        "sorted": whole.sort(-1).values if shape else whole,
+        "falling": whole.sort(-1, descending=True).values if shape else whole,
+        "permuted": real.argsort(-1).double() if shape else whole,
+        "consecutive": torch.arange(last, dtype=torch.float64).expand(shape or (1,)),
+        "constant": torch.full(shape, 2.0, dtype=torch.float64),
+    }[kind]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(
+        ["real", "whole", "masked", "sorted", "falling", "permuted", "consecutive", "constant"]
+    ),
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    dtype=st.sampled_from(DTYPES),
+    turned=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_a_stand_in_is_of_the_kind_of_its_tensor(
+    kind: str, shape: tuple[int, ...], dtype: torch.dtype, turned: bool, seed: int
+) -> None:
+    captured = values_of(kind, shape, seed).to(dtype)
+    if turned and captured.dim() > 1:
+        captured = captured.transpose(0, -1).contiguous().transpose(0, -1)
+    made = stand_in(captured, seed)
+    assert (made.shape, made.stride(), made.dtype) == (
+        captured.shape,
+        captured.stride(),
+        captured.dtype,
+    )
+    if not captured.numel():
+        return
+    real, fake = captured.double(), made.double()
+    assert fake.isfinite().all()
+    assert real.min() <= fake.min()
+    assert fake.max() <= real.max()
+    assert stand_in(captured, seed).equal(made)
+    if captured.dim() and captured.shape[-1] > 1:
+        if captured.dim() > 1 or dtype.is_floating_point:  # else their sum is what counts
+            # No row reaches less far up or down than every captured row did.
+            assert fake.amax(-1).min() >= real.amax(-1).min()
+            assert fake.amin(-1).max() <= real.amin(-1).max()
+        if (real.diff(dim=-1) >= 0).all():
+            assert (fake.diff(dim=-1) >= 0).all()
+        elif (real.diff(dim=-1) <= 0).all():
+            assert (fake.diff(dim=-1) <= 0).all()
+        elif not dtype.is_floating_point and kind == "permuted" and dtype is not torch.bool:
+            assert fake.sort(-1).values.equal(real.sort(-1).values)
+    rising = captured.dim() == 1 and bool((real.diff() >= 0).all())
+    if not dtype.is_floating_point and captured.dim() < 2 and real.min() >= 0 and not rising:
+        assert fake.sum() == real.sum()

@@ -80,7 +80,9 @@ def _drawn(shape: tuple[int, ...], stats: ValueStats, generator: torch.Generator
     values = _infinite(values.clamp(low, high), stats, generator)
     if values.dim() and values.shape[-1] > 1:
         _widen_rows(values, stats, generator)
-        if stats.probabilities:
+        if stats.probabilities and stats.whole:  # one-hot
+            values = torch.zeros_like(values).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
+        elif stats.probabilities:
             values /= values.sum(-1, keepdim=True)
     if stats.total is not None and not stats.order.endswith("ascending"):
         values = _summing(values, stats)
@@ -124,12 +126,13 @@ def _widen_rows(values: Tensor, stats: ValueStats, generator: torch.Generator) -
 
     So no row of a mask is masked altogether where none was.
     """
-    place = torch.randint(values.shape[-1], (*values.shape[:-1], 1), generator=generator)
     for bound, sign in ((stats.row_low, 1), (stats.row_high, -1)):
         if bound is not None:
-            short = (values * sign).amin(-1, keepdim=True) > bound * sign
-            values.scatter_(-1, place, values.gather(-1, place).masked_fill(short, bound))
-            place = (place + 1) % values.shape[-1]
+            nearest = (values * sign).amin(-1, keepdim=True)
+            chance = torch.rand(values.shape, generator=generator)
+            place = chance.masked_fill(values * sign > nearest, -1.0).argmax(-1, keepdim=True)
+            near = values.gather(-1, place)
+            values.scatter_(-1, place, near.masked_fill(nearest > bound * sign, bound))
 
 
 def _ordered(values: Tensor, stats: ValueStats) -> Tensor:
