@@ -135,6 +135,8 @@ CASES: dict[str, Case] = {
     "MomentumEncoder": Case(zoo.MomentumEncoder),
     "SwitchesModeBelow": Case(zoo.SwitchesModeBelow, learn=False),
     "TunesBelow": Case(zoo.TunesBelow, learn=False),
+    "Unregistered": Case(zoo.Unregistered),
+    "WaitedAt": Case(zoo.WaitedAt, learn=False),
     "SavesItself": Case(zoo.SavesItself),
     "CatchesInside": Case(zoo.CatchesInside),
     "BatchNorm": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.capture import zoo
-from tests.capture.loop import add_unverified, faults, graded, rows, same, verify
+from tests.capture.loop import add_unverified, faults, graded, rows, same
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import modulelens as ml
+from modulelens.errors import NotRebuildable
 from modulelens.records import Fate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -98,66 +97,27 @@ def test_a_container_says_what_to_ask_for() -> None:
     }
 
 
-class Unregistered(nn.Module):
-    """Keeps what trains where neither an optimizer nor a state dict looks for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))]
-        self.by_name = {"a": nn.Linear(4, 4)}
-        self.pair = (nn.Parameter(torch.rand(4)), 1.0)
-        self.kept = nn.Linear(4, 4)
-        self.alias = [self.kept]
-        self.__dict__["hidden"] = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for head in (*self.heads, self.by_name["a"], self.hidden, self.alias[0]):
-            x = head(x)
-        return x * self.pair[0]
-
-
 def test_what_is_not_registered_is_named_and_kept(tmp_path: Path) -> None:
-    model = nn.Sequential(Unregistered())
+    model = nn.Sequential(zoo.Unregistered())
     with ml.trace(model, keep=ml.Keep(grads=True)) as trace:
         model(rows()).sum().backward()
     (text,) = trace.warnings
     assert text.endswith("only: 0.heads[0], 0.heads[1], 0.by_name['a'], 0.pair[0], 0.hidden")
-    entries = add_unverified(trace, tmp_path / "repo")
-    verify(tmp_path / "repo", entries)
-    assert {e.fqn: faults(e.grade) for e in entries} == dict.fromkeys(("", "0", "0.kept"), "")
-    rebuilt = entries[1].rebuild()
+    entries = graded(trace, tmp_path)
+    assert {e.fqn: faults(e.grade) for e in entries.values()} == dict.fromkeys(entries, "")
+    assert entries.keys() == {"", "0", "0.kept"}
+    rebuilt = entries["0"].rebuild()
     assert same(rebuilt.heads[0].weight.detach(), model[0].heads[0].weight.detach())
     assert rebuilt.alias[0] is rebuilt.kept
 
 
-class Waits(nn.Module):
-    """Holds one of everything that threads wait at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.barrier, self.lock = threading.Barrier(1), threading.RLock()
-        self.event, self.condition = threading.Event(), threading.Condition()
-        self.few, self.fewer = threading.Semaphore(2), threading.BoundedSemaphore(2)
-        self.local = threading.local()
-        self.twice = [self.event, self.event]
-        self.event.set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.local.x = x
-        with self.lock, self.few, self.fewer, self.condition:
-            self.barrier.wait(timeout=20)
-        assert self.event.wait(20)
-        return self.local.x * (2 if self.twice[0] is self.twice[1] is self.event else 3)
-
-
 def test_what_threads_wait_at_is_made_anew(tmp_path: Path) -> None:
-    model = nn.Sequential(Waits())
+    model = nn.Sequential(zoo.WaitedAt())
     with ml.trace(model) as trace:
         model(rows())
-    entries = add_unverified(trace, tmp_path / "repo")
-    verify(tmp_path / "repo", entries)
-    assert not any(faults(e.grade) for e in entries)
-    assert entries[1].rebuild().barrier.parties == 1
+    entries = graded(trace, tmp_path)
+    assert not any(faults(e.grade) for e in entries.values())
+    assert entries["0"].rebuild().barrier.parties == 1
 
 
 def test_a_one_shot_iterator_is_named_and_not_used_up(tmp_path: Path) -> None:
@@ -172,13 +132,33 @@ def test_a_one_shot_iterator_is_named_and_not_used_up(tmp_path: Path) -> None:
     assert len(entry.rebuild().layers) == 3
 
 
-def test_a_scripts_parts_say_that_they_cannot_be_seen() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), nn.Tanh())
-    with ml.trace(model) as trace:
-        model(rows()).sum().backward()
-    assert trace.coverage["0"].fate is trace.coverage["1"].fate is Fate.RECORDED
-    inside = trace.coverage["0.0"]
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(4, 4)))  # type: ignore[no-any-return]
+
+
+def traced_by_torch() -> nn.Module:
+    return torch.jit.trace(nn.Sequential(nn.Linear(4, 4)), rows())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [scripted, traced_by_torch])
+def test_a_script_is_recorded_at_its_boundary_and_refused_by_name(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(make(), nn.Tanh()))
+    with ml.trace(model, keep=ml.Keep(grads=True)) as trace:
+        seen = model(rows())
+        seen.sum().backward()
+    inside = trace.coverage["1.0.0"]
     assert inside.fate is Fate.BYPASSED
     assert "is a script" in inside.reason
+    entries = graded(trace, tmp_path)
+    exact = {fqn for fqn, e in entries.items() if not faults(e.grade)}
+    assert exact == {"0", "1.1"}
+    for fqn in entries.keys() - exact:
+        entry = entries[fqn]
+        with pytest.raises(NotRebuildable, match=r"1\.0: a ScriptModule") as caught:
+            entry.rebuild()
+        assert caught.value.reason == "script"
+        assert entry.inputs()[0][0].shape == entry.outputs().shape
+        assert entry.grads()["outputs"].keys() == {"0"}
+    assert same(entries["1.1"].inputs()[0][0], entries["1.0"].outputs())

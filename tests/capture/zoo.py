@@ -10,6 +10,7 @@ import enum
 import functools
 import itertools
 import random
+import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -879,3 +880,41 @@ class CatchesInside(nn.Module):
         with contextlib.suppress(ValueError):
             self.fails(x)
         return self.layer(x)
+
+
+class Unregistered(nn.Module):
+    """Keeps what trains where neither an optimizer nor a state dict looks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))]
+        self.by_name = {"a": nn.Linear(4, 4)}
+        self.pair = (nn.Parameter(torch.rand(4)), 1.0)
+        self.kept = nn.Linear(4, 4)
+        self.alias = [self.kept]
+        self.__dict__["hidden"] = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for head in (*self.heads, self.by_name["a"], self.hidden, self.alias[0]):
+            x = head(x)
+        return x * self.pair[0]
+
+
+class WaitedAt(nn.Module):
+    """Holds one of everything that threads wait at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier, self.lock = threading.Barrier(1), threading.RLock()
+        self.event, self.condition = threading.Event(), threading.Condition()
+        self.few, self.fewer = threading.Semaphore(2), threading.BoundedSemaphore(2)
+        self.local = threading.local()
+        self.twice = [self.event, self.event]
+        self.event.set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.local.x = x
+        with self.lock, self.few, self.fewer, self.condition:
+            self.barrier.wait(timeout=20)
+        assert self.event.wait(20)
+        return self.local.x * (2 if self.twice[0] is self.twice[1] is self.event else 3)

@@ -133,7 +133,10 @@ class Nodes:
     def _state(self, number: int) -> OwnState:
         module = self.modules[number]
         if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
-            return _unreadable(module, "script: a ScriptModule has no Python class to rebuild from")
+            return _unreadable(
+                module,
+                "script: a ScriptModule has no Python class to rebuild from; trace it unscripted",
+            )
         try:
             state = self._own(module)
             self._unchanged[number] = Unchanged(module, self._snapshots.touched)

@@ -86,6 +86,15 @@ def _pyrandom(state: Any) -> random.Random:
     return source
 
 
+_WAITED_AT: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    threading.Barrier: ("$barrier", lambda v: (v.parties, v._action, v._timeout)),
+    threading.Condition: ("$condition", lambda _: ()),
+    threading.Semaphore: ("$semaphore", lambda v: (v._value,)),
+    threading.BoundedSemaphore: ("$bounded", lambda v: (v._initial_value,)),
+    threading.local: ("$threadlocal", lambda _: ()),
+}
+
+
 def _event(is_set: bool) -> threading.Event:
     made = threading.Event()
     if is_set:
@@ -144,19 +153,7 @@ SOURCES: Kinds = {
         _np_legacy,
     ),
     # What threads wait at is made anew: nobody waits there.
-    threading.Barrier: (
-        "$barrier",
-        lambda v: (v.parties, v._action, v._timeout),
-        threading.Barrier,
-    ),
+    **{kind: (key, apart, kind) for kind, (key, apart) in _WAITED_AT.items()},
     threading.Event: ("$event", lambda v: (v.is_set(),), _event),
-    threading.Condition: ("$condition", lambda _: (), threading.Condition),
-    threading.Semaphore: ("$semaphore", lambda v: (v._value,), threading.Semaphore),
-    threading.BoundedSemaphore: (
-        "$bounded",
-        lambda v: (v._initial_value,),
-        threading.BoundedSemaphore,
-    ),
-    threading.local: ("$threadlocal", lambda _: (), threading.local),
     random.Random: ("$pyrandom", lambda v: (v.getstate(),), _pyrandom),
 }
