@@ -200,8 +200,10 @@ class Replay:
         """Classes with the source of the one that the message names."""
         path = message.partition(" ")[0]
         digest = self.metadata.sources.get(path, "")
-        root = self.metadata.roots.get(path.partition(":")[0].partition(".")[0], "")
-        return tuple(find_moved(path, digest, root)) if digest and root else ()
+        package = path.partition(":")[0].partition(".")[0]
+        root = self.metadata.roots.get(package, "")
+        sound = package.isidentifier() and _trusted(Path(root), self._refused)
+        return tuple(find_moved(path, digest, root)) if digest and sound else ()
 
     def bare(self, call: int = 0) -> tuple[nn.Module, str]:
         """The tensors of the module where its class cannot be had, and which of them were made up.

@@ -313,6 +313,26 @@ def test_a_module_that_exits_when_imported_ends_nothing(
     victim.spare(victim.read())
 
 
+def test_a_class_that_is_gone_is_looked_for_in_sound_folders_only(
+    victim: Victim, tmp_path: Path
+) -> None:
+    root = victim.copy()
+    entry = entry_of(victim, root)
+    (tmp_path / "gone_package").mkdir()
+    os.mkfifo(tmp_path / "gone_package" / "endless.py")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "gone_package" / "kept.py").write_text("class Kept:\n    pass\n")
+    for place in (str(tmp_path), str(root), "/", "", ".", "x" * 5000, "a\0b"):
+        for cls in ("gone_package:Gate\\g<9>", ":x", "../../gone:x", "gone_package.x:y"):
+            package = cls.partition(":")[0].partition(".")[0]
+            fields = {"roots": {package: place}, "packages": [package], "sources": {cls: "a" * 64}}
+            change_record(entry, cls=cls, **fields)
+            node = json.loads((entry / "metadata.json").read_bytes())["node"]
+            document = json.loads((root / "blobs" / node[:2] / node).read_bytes())
+            attacks.plant(root, entry, node, json.dumps(document | {"cls": cls}).encode())
+            victim.read("net@v1 structure")
+
+
 PATHS = [
     *(
         "os:system",

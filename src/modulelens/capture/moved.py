@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,10 @@ def find_moved(path: str, digest: str, root: str) -> Iterator[str]:
     folder = Path(root)
     inside = (folder / path.partition(":")[0].partition(".")[0]).rglob("*.py")
     for file in itertools.islice(itertools.chain(folder.glob("*.py"), inside), _MOST_FILES):
+        if not os.access(file, os.R_OK) or not file.is_file():
+            continue
         module = ".".join(file.relative_to(folder).with_suffix("").parts)
         for found in _CLASS.finditer(file.read_text(errors="replace") + "\n"):
-            text = re.sub(rf"\b{found[1]}\b", name, found[0].rstrip() + "\n")
+            text = re.sub(rf"\b{found[1]}\b", lambda _: name, found[0].rstrip() + "\n")
             if source_digest(text) == digest:
                 yield f"{module.removesuffix('.__init__')}:{found[1]}"
