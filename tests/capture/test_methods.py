@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import modulelens as ml
 from modulelens.errors import NotFound, UsageError
 from modulelens.records import Fate, Status
+from modulelens.report.entry import entry_page
+from modulelens.report.entry_view import entry_view
 
 
 class Coder(nn.Module):
@@ -219,3 +221,29 @@ def test_a_name_that_is_no_entry_point_is_refused(names: Any, error: Any, hint: 
     with pytest.raises(error) as caught:
         ml.trace(UsesCoder(), methods=names)
     assert hint in caught.value.hint
+
+
+def test_what_is_shown_names_the_method_and_what_is_not_compared(tmp_path: Path) -> None:
+    with ml.trace(UsesCoder(), methods=["encode"]) as trace:
+        trace.model(rows())
+    entry = graded(trace, tmp_path)["coder"]
+    assert "call 0: encode(float32[3,4], scale=2.0) -> float32[3,2]" in entry_page(
+        entry_view(entry.metadata)
+    )
+
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stream, self.count = torch.Generator(), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x + torch.rand(4, generator=self.stream)
+
+    with ml.trace(Draws()) as trace:
+        trace.model(rows())
+    (drawing,) = add_unverified(trace, tmp_path / "repo")
+    (call,) = drawing.metadata.calls
+    assert call.attributes_after == {"count": 1}
+    assert call.notes == ("the call changed stream, which is not compared",)
+    assert call.notes[0] in entry_page(entry_view(drawing.metadata))

@@ -114,6 +114,8 @@ def _call(call: CallView) -> str:
         parts.append(indent(table(header, rows)))
     if call.tensors > len(rows):
         parts.append(indent(f"... {plural(call.tensors, 'tensor')} in all"))
+    if call.notes:
+        parts.append(indent(f"note: {'; '.join(map(clean, call.notes))}"))
     if call.mutated:
         parts.append(indent(f"changed by the call: {', '.join(map(_short, call.mutated))}"))
     if call.gradients:

@@ -6,7 +6,14 @@ import msgspec
 
 from modulelens.errors import NotFound
 from modulelens.records import Call, Grade, Metadata, Structure, TensorRef
-from modulelens.report.structure import call_leaves, is_contiguous, leaves, signature, value
+from modulelens.report.structure import (
+    call_leaves,
+    is_contiguous,
+    leaves,
+    shown_text,
+    signature,
+    value,
+)
 from modulelens.report.table import clean, shorten
 
 _MOST_CALLS = 2
@@ -31,6 +38,8 @@ class TensorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CallView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call: its signature as text, and its first tensors (`tensors` counts all of them).
 
+    The signature begins with the method's name where it was not `forward`. `notes` say what was
+    not kept or is not compared.
     `gradients` names those that were kept, by the number of the leaf.
     """
 
@@ -42,6 +51,7 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensors: int
     mutated: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class EntryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,15 +157,17 @@ def _init(metadata: Metadata) -> str:
 def _call_view(call: Call) -> CallView:
     into = call_leaves(call.args, call.kwargs)
     out = leaves(call.output, "output")
+    method = "" if call.method == "forward" else shown_text(call.method)
     return CallView(
         index=call.index,
-        signature=shorten(signature(call.args, call.kwargs), _LONGEST_TEXT),
+        signature=shorten(method + signature(call.args, call.kwargs), _LONGEST_TEXT),
         output=shorten(value(call.output), _LONGEST_TEXT),
         inputs=_tensors(into),
         outputs=_tensors(out),
         tensors=len(into) + len(out),
         mutated=call.mutated[:_MOST_TENSORS],
         gradients=_gradients(call.grad_output, call.grad_input),
+        notes=tuple(shorten(shown_text(text), _LONGEST_TEXT) for text in call.notes[:4]),
     )
 
 
