@@ -22,6 +22,7 @@ from modulelens.capture.nodes import LAZY, clean_fqn
 from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
+from modulelens.context import RngState
 from modulelens.errors import NotFound
 from modulelens.ingest.budget import TENSORS, WEIGHTS, Budget
 from modulelens.ingest.bytes import NODES, BlobStore, Bytes
@@ -72,6 +73,7 @@ class Ingest:
         self._stored = Bytes(trace.snapshots.taken, store)
         self._budget = Budget(trace.keep, self._stored.size_of)
         self._keep: str = trace.keep.tensors
+        self._rngs: dict[RngState, tuple[Rng, set[str]]] = {}
         self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, self._budget.weights)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
@@ -174,7 +176,7 @@ class Ingest:
         return Call(
             index=index,
             node=self._nodes.write(call.number, call.entered),
-            context=Context(ambient=call.ambient, rng=self._rng(call)),
+            context=Context(ambient=call.ambient, rng=self._rng(call.rng)),
             args=self._final(call.args),
             kwargs=self._final(call.kwargs),
             output=self._final(call.output),
@@ -195,17 +197,22 @@ class Ingest:
     def _final(self, value: Any) -> Structure:
         return self._nodes.final(value, keep=self._keep)
 
-    def _rng(self, call: SeenCall) -> Rng:
-        def keep(value: Any) -> Structure:
-            return self._nodes.final(_stream(value, self._trace.snapshots.ref), keep="full")
-
-        rng = call.rng
-        return Rng(
-            torch=keep(rng.torch),
-            numpy=keep(rng.numpy),
-            python=keep(rng.python),
-            devices=keep(rng.devices),
-        )
+    def _rng(self, state: RngState) -> Rng:
+        """The streams' record; calls between which nothing was drawn have one."""
+        stored = self._stored
+        if state not in self._rngs:
+            outer, stored.used = stored.used, set()
+            streams = (state.torch, state.numpy, state.python, state.devices)
+            torch, numpy, python, devices = (
+                self._nodes.final(_stream(value, self._trace.snapshots.ref), keep="full")
+                for value in streams
+            )
+            rng = Rng(torch=torch, numpy=numpy, python=python, devices=devices)
+            self._rngs[state] = rng, stored.used
+            stored.used = outer
+        rng, used = self._rngs[state]
+        stored.used |= used
+        return rng
 
     def _gradient(self, parts: list[Any]) -> Structure:
         return {"$sum": [self._final(part) for part in parts]}
