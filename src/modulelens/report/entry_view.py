@@ -167,7 +167,7 @@ def _call_view(call: Call) -> CallView:
         tensors=len(into) + len(out),
         mutated=call.mutated[:_MOST_TENSORS],
         gradients=_gradients(call.grad_output, call.grad_input),
-        notes=tuple(shorten(shown_text(text), _LONGEST_TEXT) for text in call.notes[:4]),
+        notes=tuple(shorten(clean(text), _LONGEST_TEXT) for text in call.notes[:4]),
     )
 
 
