@@ -390,6 +390,15 @@ def test_where_weights_keep_shapes_only_all_of_the_table_is_made_up(tmp_path: Pa
     assert grade(entries["lookup.0"]._replay()).level == "shape"
 
 
+def test_rows_that_do_not_fit_a_limit_are_not_said_to_be_kept(tmp_path: Path) -> None:
+    model = Ranks(table())
+    trace, entries = traced(model, lambda m: m(X), tmp_path, max_bytes=1000)
+    assert not entries[""].metadata.table_rows
+    assert not any(item.table_rows for item in trace.coverage)
+    assert trace.coverage["lookup.0"].dropped_bytes > rows_in(X) * WIDTH * 4
+    assert entries[""].run().isfinite().all()
+
+
 def test_a_table_takes_no_memory_but_that_of_its_rows() -> None:
     def resident() -> int:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])

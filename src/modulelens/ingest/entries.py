@@ -105,8 +105,18 @@ class Ingest:
             drops = self._dropped_in(index[item.fqn], besides=frozenset(self._trace.targets))
             reason = "; ".join(filter(None, (item.reason, *(text for text, _ in drops))))
             size = sum(nbytes for _, nbytes in drops)
-            told.append(msgspec.structs.replace(item, reason=reason, dropped_bytes=size))
+            rows = self._kept_rows(item.fqn, item.table_rows)
+            told.append(
+                msgspec.structs.replace(item, reason=reason, dropped_bytes=size, table_rows=rows)
+            )
         self._trace.coverage = CoverageList(told)
+
+    def _kept_rows(self, fqn: str, rows: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """Those of tables whose weights fit the limits."""
+        fqns, dropped = self._trace.nodes.fqns, self._budget.dropped.items()
+        without = {fqns[n] for n, told in dropped if any(what == WEIGHTS for _, what, _ in told)}
+        owners = {name: f"{fqn}.{name}".strip(".").rpartition(".")[0] for name in rows}
+        return {name: found for name, found in rows.items() if owners[name] not in without}
 
     def _dropped_in(self, number: int, besides: frozenset[int]) -> list[tuple[str, int]]:
         nodes, found = self._trace.nodes, []
@@ -155,7 +165,7 @@ class Ingest:
             recomputes=capture.recomputes,
             param_grads=gradients,
             ties=self._ties(capture),
-            table_rows=capture.table_rows,
+            table_rows=self._kept_rows(capture.fqn, capture.table_rows),
             packages=tuple(sorted(packages)),
             roots={p: root for p in packages if (root := _folder(p)) and not _installed(root)},
             main_file=trace.main_file,
