@@ -5,6 +5,7 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,8 @@ class Entry(_Recorded):
     ) -> nn.Module:
         """The module alone, in the state and modes it had when that call was entered.
 
+        Warns where its code is not what ran at the capture, and names both places.
+
         Args:
             device: Where it is made.
             call: The call whose entry state is wanted.
@@ -129,8 +132,14 @@ class Entry(_Recorded):
         """
         if strategy not in (None, "init", "structure"):
             raise UsageError(f"strategy {strategy!r}: use 'init' or 'structure'")
+        from modulelens.verify import drift_warnings
+
         chosen: Any = strategy
-        return self._replay(device, class_map).module(call, chosen)
+        replay = self._replay(device, class_map)
+        module = replay.module(call, chosen)
+        for text in drift_warnings(replay):
+            warnings.warn(f"{self.name}: {text}", stacklevel=2)
+        return module
 
     def inputs(
         self, call: int = 0, seed: int = 0, device: str = "cpu"

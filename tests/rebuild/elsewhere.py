@@ -37,6 +37,15 @@ def rebuild(
     }
 
 
+def warnings_of_rebuild(*, repo: str, ref: str, path: str = "") -> list[str]:
+    """What rebuilding warns of, with `path` importable."""
+    sys.path.insert(0, path) if path else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ml.Repo(repo)[ref].rebuild()
+    return [str(w.message) for w in caught]
+
+
 def loaded_modules(*, repo: str, ref: str) -> list[str]:
     """What reading a record imports."""
     with warnings.catch_warnings():

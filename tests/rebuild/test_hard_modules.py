@@ -212,6 +212,8 @@ def test_another_package_of_the_same_name_is_told_with_both_places(
         (said,) = [w for w in found["warnings"] if "generic_models:Layer" in w]
         assert str(home) in said
         assert str(other / "generic_models.py") in said
+        warned = elsewhere("warnings_of_rebuild", repo=str(repo), ref=ref, path=str(other))
+        assert any(str(home) in w and str(other / "generic_models.py") in w for w in warned)
         # Found where it was, it is what it was.
         assert elsewhere("check", repo=str(repo), ref=ref)["status"] == "EXACT"
 

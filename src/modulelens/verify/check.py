@@ -116,7 +116,7 @@ class _Judge:
         leaves += trial.effects
         if self._backward and fits:
             leaves += self._backwards(number, run, trial)
-        warnings = (*self._elsewhere, *_drift_warnings(self._replay), *warnings)
+        warnings = (*self._elsewhere, *drift_warnings(self._replay), *warnings)
         if not self._same:
             inputs = run.args, run.kwargs
             warnings = (*warnings, *doubts(expected, leaves, anchor=anchor, inputs=inputs))
@@ -165,7 +165,7 @@ class _Judge:
         return leaves, warnings
 
     def _verdict(self, number: int, status: Status, reason: str) -> Check:
-        warnings = (*self._elsewhere, *_drift_warnings(self._replay))
+        warnings = (*self._elsewhere, *drift_warnings(self._replay))
         return Check(status=status, reason=reason, call=number, code=self._name, warnings=warnings)
 
 
@@ -184,7 +184,8 @@ def _elsewhere(replay: Replay) -> list[str]:
     return [f"captured {how} {then}, this is {now}" for how, then, now in differ]
 
 
-def _drift_warnings(replay: Replay) -> tuple[str, ...]:
+def drift_warnings(replay: Replay) -> tuple[str, ...]:
+    """In what the code that is found today is not the code that ran at the capture."""
     found = [_changed(replay, path) for path in sorted(replay.drifted - replay.edited)]
     found += replaced(replay)
     if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
