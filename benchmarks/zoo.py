@@ -50,11 +50,10 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries, about their own futures
     logging.disable(logging.WARNING)
-    start = time.perf_counter()
-    rows, absent = run(chosen, asked.modes.split(","))
-    found = {"rows": rows, "absent": absent, "wall_s": time.perf_counter() - start}
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    found: dict[str, Any] = {}
+    for found in run(chosen, asked.modes.split(",")):
+        if asked.json:  # after each family: an interrupted run leaves what it found
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return told([found])
 
 
@@ -86,24 +85,27 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
-def run(chosen: list[Architecture], modes: list[str]) -> tuple[list[Row], list[Absence]]:
-    """Traces one family while a worker grades the modules of the one before.
+def run(chosen: list[Architecture], modes: list[str]) -> Iterator[dict[str, Any]]:
+    """Traces one family while a worker grades the modules of the one before; all that is known.
 
     All that runs a model is in this thread: torch's random streams and its compiler are the
     process's.
     """
+    start = time.perf_counter()
     rows: list[Row] = []
     absent: list[Absence] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as background:
         repo = ml.Repo(Path(folder) / "repo")
         waiting: list[Future[list[Row]]] = []
-        for family in dict.fromkeys(one.family for one in chosen):
+        families = list(dict.fromkeys(one.family for one in chosen))
+        for family in families:
             members = [one for one in chosen if one.family == family]
             found = list(traced(members, modes, repo, absent))
             waiting.append(background.submit(graded, found, repo))
-        for one in waiting:
-            rows += one.result()
-    return rows, absent
+            while waiting and (waiting[0].done() or family == families[-1]):
+                rows += waiting.pop(0).result()
+                wall_s = time.perf_counter() - start
+                yield {"rows": rows, "absent": absent, "wall_s": wall_s}
 
 
 def traced(
