@@ -92,6 +92,13 @@ def test_forged_records(victim: Victim, seed: int) -> None:
     victim.spare(victim.read())
 
 
+def test_a_record_without_calls(victim: Victim) -> None:
+    root = victim.copy()
+    record = root / "entries" / victim.ids["net@v1"] / "metadata.json"
+    record.write_text(json.dumps(json.loads(record.read_bytes()) | {"calls": []}))
+    victim.spare(victim.read())
+
+
 @tries(20)
 @given(seed=seeds)
 def test_forged_nodes(victim: Victim, seed: int) -> None:

@@ -94,9 +94,9 @@ def read_entry(layout: Layout, entry_id: str) -> Metadata:
     return metadata
 
 
-def _sealed(metadata: Metadata) -> bytes:
+def _sealed(record: Metadata | Pointers) -> bytes:
     """Its JSON, with the digest of all bytes before it as the last field."""
-    data = to_json(metadata)[:-1]
+    data = to_json(record)[:-1]
     return data + _SEAL % digest_of(data).encode()
 
 
@@ -183,7 +183,7 @@ def check_blobs(layout: Layout, metadata: Metadata, present: Mapping[str, int]) 
 Version = Annotated[int, msgspec.Meta(ge=0, le=MOST_VERSIONS)]
 
 
-class Pointers(msgspec.Struct, frozen=True, omit_defaults=True):
+class Pointers(msgspec.Struct, frozen=True):
     """What aliases.json holds; `removed` is the highest version ever removed: none comes twice."""
 
     aliases: dict[str, Version] = {}
@@ -202,7 +202,7 @@ def read_pointers(layout: Layout, collection: str) -> Pointers:
     """
     path = layout.collection(collection) / "aliases.json"
     try:
-        return from_json(read_regular(path), Pointers, what=str(path))
+        return from_json(unsealed(read_regular(path), what=str(path)), Pointers, what=str(path))
     except NotFound:
         return Pointers()
 
@@ -213,7 +213,7 @@ def write_pointers(layout: Layout, collection: str, pointers: Pointers) -> None:
     Raises:
         DiskFull: No space is left; the old file stays.
     """
-    data = to_json(pointers)
+    data = _sealed(pointers)
     with space_for(f"aliases of collection {collection}", layout.root, len(data)):
         write_atomic(layout.collection(collection) / "aliases.json", data, tmp=layout.tmp)
 

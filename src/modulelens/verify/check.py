@@ -43,7 +43,7 @@ def check(
         reference: The entry with the code that was captured, where `replay` has an edited class.
     """
     judge = _Judge(replay, reference or replay, candidate, name, backward)
-    calls = range(len(replay.metadata.calls)) if call is None else [call]
+    calls = range(max(len(replay.metadata.calls), 1)) if call is None else [call]
     # Last to first: the order in which backward adds the calls' gradients up.
     checks = [judge.call(number) for number in reversed(calls)]
     worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
