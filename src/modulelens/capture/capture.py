@@ -56,6 +56,7 @@ def captures_of(trace: Trace) -> list[Capture]:
         for call in watch.calls:
             by_number.setdefault(call.number, []).append(call)
     nodes = trace.nodes
+    partly = trace.keep.weights == "full" and any(s.rows is not None for s in trace.snapshots.taken)
     return [
         Capture(
             number=number,
@@ -66,7 +67,7 @@ def captures_of(trace: Trace) -> list[Capture]:
             dropped_calls=sum(max(w.counts[number] - w.keep.max_calls, 0) for w in trace.watches),
             recomputes=sum(w.recomputes.get(number, 0) for w in trace.watches),
             param_grads=_param_grads(trace, nodes.modules[number]),
-            table_rows=_table_rows(trace, number, by_number[number][0].entered),
+            table_rows=_table_rows(trace, number, by_number[number][0].entered) if partly else {},
         )
         for number in trace.targets
         if number in by_number
@@ -82,9 +83,6 @@ def _param_grads(trace: Trace, module: nn.Module) -> dict[str, Any]:
 
 
 def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, int]]:
-    partly = [snapshot.rows for snapshot in trace.snapshots.taken if snapshot.rows is not None]
-    if trace.keep.weights == "shape" or not partly:
-        return {}
     nodes, found = trace.nodes, {}
     for below in nodes.subtree(number):
         path = nodes.fqns[below][len(nodes.fqns[number]) :].strip(".")
