@@ -59,7 +59,8 @@ def main() -> int:
 
 def told(runs: list[dict[str, Any]]) -> int:
     """Prints what runs found, all together; the exit code."""
-    rows = [row for run in runs for row in run["rows"]]
+    # Of a model and mode that two runs did, the later one counts.
+    rows = [*{(row["model"], row["mode"]): row for run in runs for row in run["rows"]}.values()]
     absent = [tuple(one) for run in runs for one in run["absent"]]
     print(tables(rows))
     print(f"\nNot exact, or not comparable:\n\n{reasons(rows)}")

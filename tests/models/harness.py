@@ -6,6 +6,7 @@ Knows a case as a model and a step; knows no library of models.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import random
 import time
@@ -26,7 +27,8 @@ Step = Callable[[nn.Module], Tensor]
 class Case:
     """A model and a step of it; the step returns the loss, or the output where nothing trains.
 
-    `steps` are run; `warmup` forwards pass before the one that is traced.
+    `steps` are run; `warmup` forwards pass before the one that is traced. The step number `eager`
+    of a compiled model runs eagerly also without a trace, as it does under one.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Case:
     train: bool = True
     steps: int = 1
     warmup: int = 0
+    eager: int = -1
 
 
 @dataclasses.dataclass
@@ -91,8 +94,10 @@ def run_step(case: Case, model: nn.Module, trace: ml.Trace | None = None) -> Out
     random.seed(1)
     np.random.seed(1)
     with trace or torch.enable_grad():
-        for _ in range(case.steps):
-            result = case.step(model)
+        for number in range(case.steps):
+            eager = number == case.eager and trace is None
+            with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
+                result = case.step(model)
             if optimizer is not None:
                 optimizer.zero_grad()
                 result.backward()

@@ -37,7 +37,7 @@ def compiled(of: Architecture) -> Case:
     def build() -> nn.Module:
         return torch.compile(of.build(), backend="eager")
 
-    return Case(f"{of.name}, compile", build, of.loss, warmup=1, steps=3)
+    return Case(f"{of.name}, compile", build, of.loss, warmup=1, steps=3, eager=1)
 
 
 MODES: dict[str, Callable[[Architecture], Case]] = {
