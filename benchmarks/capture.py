@@ -61,7 +61,10 @@ def disk(rounds: int) -> list[Row]:
     extra = -peak_bytes(trained.step) + peak_bytes(lambda: trained.traced(keep))
     trace = trained.traced(keep)
     unique = unique_bytes(trace)
-    data = [bytes(bytearray(s.data)) for s in trace.snapshots.taken]
+    empty = torch.empty(0, dtype=torch.uint8)
+    data = [
+        empty.new_empty(0).set_(s.data).numpy() for s in trace.snapshots.taken if s.data.nbytes()
+    ]
     ratios = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:

@@ -17,10 +17,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
+from modulelens.capture.own import changed_modules
 from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
-from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound
+from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound, NotRebuildable
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     STRATEGIES,
@@ -81,6 +82,9 @@ class Replay:
         own = [p for p in metadata.packages if p not in sys.stdlib_module_names]
         self.importer = Importer([*own, *allow], redirect, main=self._of_main)
         self.edited = frozenset(redirect)
+        self.rewritten: frozenset[str] = frozenset()
+        self.gone_round = ""
+        self.changed_modules: tuple[str, ...] = ()
         self._drifted: frozenset[str] | None = None
 
     @property
@@ -90,11 +94,21 @@ class Replay:
 
     @property
     def drifted(self) -> frozenset[str]:
-        """Class paths whose source is not what it was when captured, redirected ones included."""
+        """Class paths whose code is not what it was when captured, redirected ones included.
+
+        That is their own source (`rewritten`), or that of a module of the user's own that was
+        loaded then (`changed_modules`): a helper, a constant, a factory.
+        """
         if self._drifted is None:
-            self._drifted = self.edited | {
-                p for p, d in self.metadata.sources.items() if self._changed(p, d)
-            }
+            sources = self.metadata.sources
+            self.rewritten = frozenset(p for p, d in sources.items() if self._changed(p, d))
+            main = Path(self.metadata.main_file or ".")
+            # A record may name anything: only a script of this user's is read.
+            script = main if _trusted(main, self._refused) else None
+            self.changed_modules = changed_modules(self.metadata.modules, script)
+            own = self.metadata.modules if self.changed_modules else {}
+            beside = {p for p in sources if p.partition(":")[0] in own}
+            self._drifted = self.edited | self.rewritten | beside
         return self._drifted
 
     def _changed(self, path: str, digest: str) -> bool:
@@ -180,7 +194,7 @@ class Replay:
         return self._session(call, strategy, Synthesizer(0))[0]
 
     def _session(
-        self, call: int, strategy: Strategy | None, synthesizer: Synthesizer
+        self, call: int, strategy: Strategy | None, synthesizer: Synthesizer, strict: bool = False
     ) -> tuple[nn.Module, Tensors, Rebuilder]:
         ways = self.strategies() if strategy is None else (strategy,)
         failure: ModuleLensError | None = None
@@ -191,6 +205,12 @@ class Replay:
                 return rebuilder.rebuild(self.call(call).node, way), tensors, rebuilder
             except ModuleLensError as error:
                 failure = failure or error
+                raised = isinstance(error, NotRebuildable) and error.reason == "runtime_error"
+                if raised and way == "init" and self.metadata.cls in self.drifted:
+                    # An edit's own error is not gone round; a candidate may be made in other ways.
+                    if strict and self.metadata.cls not in self.edited:
+                        break
+                    self.gone_round = f"{error.message}: it was rebuilt without that"
         assert failure is not None
         if isinstance(failure, ClassNotFound):
             failure.did_you_mean = self._moved(failure.message)
@@ -279,7 +299,7 @@ class Replay:
     def ready(self, call: int = 0, strategy: Strategy | None = None, seed: int = 0) -> Replayed:
         """The call, ready to run under its captured context."""
         synthesizer = Synthesizer(0)  # weights are those that `module` gives
-        module, tensors, rebuilder = self._session(call, strategy, synthesizer)
+        module, tensors, rebuilder = self._session(call, strategy, synthesizer, strict=True)
         weights, synthesizer.seed = synthesizer.made, seed
         args, kwargs = self._inputs(self.call(call), tensors, rebuilder)
         run = self.run(module, call, (args, kwargs))

@@ -37,18 +37,31 @@ class Net(nn.Module):
     def forward(self, x):
         return self.last(self.layer(x))
 """
+HELPED = LAYER.replace(
+    "self.lin = nn.Linear(width, width)",
+    "self.lin = nn.Linear(width, width); self.act = make_act(); self.scale = helper.SCALE",
+).replace("self.lin(x).relu()", "self.act(self.lin(x)) * self.scale")
+HELPED = f"""import HELPER as helper
+{HELPED}
+SLOPE = 0.1
+
+def make_act():
+    return nn.LeakyReLU(SLOPE)
+"""
 _count = itertools.count()
 
 
 class Home:
     """A package of the user's, and a repo with a model of it."""
 
-    def __init__(self, folder: Path, elsewhere: Callable[..., Any]) -> None:
+    def __init__(self, folder: Path, elsewhere: Callable[..., Any], text: str = LAYER) -> None:
         self.package = f"layers_of_test_{next(_count)}"
         self.folder = folder / "code"
         self.folder.mkdir()
         self.file = self.folder / f"{self.package}.py"
-        self.file.write_text(LAYER)
+        self.helper = self.folder / f"{self.package}_helper.py"
+        self.helper.write_text("SCALE = 1.5\n")
+        self.file.write_text(text.replace("HELPER", self.helper.stem))
         self.repo = folder / "repo"
         self._elsewhere = elsewhere
         self.entries = self._trace()
@@ -65,10 +78,11 @@ class Home:
             model(rows()).sum().backward()
         return {e.fqn: e for e in add_unverified(trace, self.repo)}
 
-    def edit(self, old: str, new: str) -> None:
-        text = self.file.read_text()
+    def edit(self, old: str, new: str, file: Path | None = None) -> None:
+        file = file or self.file
+        text = file.read_text()
         assert old in text
-        self.file.write_text(text.replace(old, new))
+        file.write_text(text.replace(old, new))
 
     def check(self, fqn: str = "layer", **options: Any) -> Any:
         """As a new process sees it, without this one's path."""
@@ -85,6 +99,54 @@ def home(tmp_path: Path, elsewhere: Callable[..., Any]) -> Iterator[Home]:
     made = Home(tmp_path, elsewhere)
     yield made
     sys.modules.pop(made.package, None)
+
+
+@pytest.fixture
+def helped(tmp_path: Path, elsewhere: Callable[..., Any]) -> Iterator[Home]:
+    made = Home(tmp_path, elsewhere, HELPED)
+    yield made
+    for name in (made.package, made.helper.stem):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("fqn", ["layer", ""])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("SLOPE = 0.1", "SLOPE = 0.5"), ("nn.LeakyReLU(SLOPE)", "nn.ReLU()")],
+)
+def test_what_a_constructor_takes_from_beside_its_class_is_todays(
+    helped: Home, fqn: str, old: str, new: str
+) -> None:
+    helped.edit(old, new)
+    found = helped.check(fqn)
+    assert found["status"] == "MISMATCH_VALUE"
+    assert any("beside the captured classes changed" in text for text in found["warnings"])
+
+
+def test_what_a_constructor_takes_from_another_file_is_todays(helped: Home) -> None:
+    helped.edit("SCALE = 1.5", "SCALE = 2.5", helped.helper)
+    found = helped.check()
+    assert found["status"] == "MISMATCH_VALUE"
+    assert any(helped.helper.stem in text for text in found["warnings"])
+    helped.edit("SCALE = 2.5", "# as it was\nSCALE = 1.5", helped.helper)
+    found = helped.check()
+    assert (found["status"], found.get("warnings", [])) == ("EXACT", [])
+
+
+@pytest.mark.parametrize(
+    "typo",
+    [
+        ("self.lin = nn.Linear", "self.norm = nn.LayerNom(4); self.lin = nn.Linear"),
+        ("def __init__(self, width)", "def __init__(self, width, depth)"),
+        ("nn.LeakyReLU(SLOPE)", "nn.LeakyReLU(SLOP)"),
+    ],
+)
+def test_a_constructor_that_raises_today_is_told(helped: Home, typo: tuple[str, str]) -> None:
+    helped.edit(*typo)
+    for fqn in ("layer", ""):
+        found = helped.check(fqn)
+        assert found["status"] == "RUNTIME_ERROR"
+        assert "constructor raised" in found["reason"]
 
 
 def test_a_process_that_knows_nothing_finds_the_class_where_it_was(home: Home) -> None:
@@ -152,9 +214,11 @@ def test_an_edit_that_raises_is_told_with_file_and_line(home: Home) -> None:
 def test_a_constructor_that_wants_other_arguments_now_is_told(home: Home) -> None:
     home.edit("def __init__(self, width):", "def __init__(self, width, *, depth):")
     found = home.check()
-    # The structure is rebuilt without the constructor: nothing is lost.
-    assert found["status"] == "EXACT" or "depth" in found["reason"]
+    assert found["status"] == "RUNTIME_ERROR"
+    assert "depth" in found["reason"]
     assert found["warnings"]
+    # The structure is rebuilt without the constructor: nothing is lost.
+    assert home.rebuild()["output"] == home.entries["layer"].outputs().tolist()
 
 
 def test_a_moved_class_is_found_through_class_map(home: Home) -> None:

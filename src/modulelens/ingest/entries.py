@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from modulelens.capture import Capture, Trace
 from modulelens.capture.nodes import LAZY, clean_fqn
+from modulelens.capture.own import own_modules
 from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
@@ -73,6 +74,7 @@ class Ingest:
         self._stored = Bytes(trace.snapshots.taken, store)
         self._budget = Budget(trace.keep, self._stored.size_of)
         self._keep: str = trace.keep.tensors
+        self._own_modules = cache(own_modules)
         self._rngs: dict[RngState, tuple[Rng, set[str]]] = {}
         self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, self._budget.weights)
 
@@ -159,6 +161,7 @@ class Ingest:
             init=self._nodes.init(capture.number),
             source=source_of(cls),
             sources=_sources(classes),
+            modules=self._own_modules(frozenset(source_of(c).root for c in classes)),
             environment=trace.environment or Environment(),
             calls=calls,
             dropped_calls=capture.dropped_calls,

@@ -52,6 +52,9 @@ def check(
         more = judge.captured_gradients()
     elif worst.status.passed:
         more = judge.on_other_values(worst.call)
+    compared = any(leaf.path.startswith("grad") for leaf in (*worst.leaves, *more[0]))
+    if backward and worst.status.passed and not compared:
+        more[1].append("no gradient was compared: Keep(grads=True) keeps those of the step")
     warnings = (*worst.warnings, *more[1])
     leaves = (*worst.leaves, *more[0])
     return verdict(leaves, code=name, call=worst.call, warnings=warnings) if any(more) else worst
@@ -186,9 +189,16 @@ def _elsewhere(replay: Replay) -> list[str]:
 
 def drift_warnings(replay: Replay) -> tuple[str, ...]:
     """In what the code that is found today is not the code that ran at the capture."""
-    found = [_changed(replay, path) for path in sorted(replay.drifted - replay.edited)]
+    drifted = replay.drifted
+    found = [_changed(replay, path) for path in sorted(replay.rewritten - replay.edited)]
+    told = {path.partition(":")[0] for path in replay.rewritten}
+    changed = [name for name in replay.changed_modules if name not in told]
+    if changed:
+        found.append(f"code beside the captured classes changed: {', '.join(changed)}")
     found += replaced(replay)
-    if replay.metadata.cls in replay.drifted and replay.metadata.init is None:
+    if replay.gone_round:
+        found.append(replay.gone_round)
+    if replay.metadata.cls in drifted and replay.metadata.init is None:
         text = "its constructor call is not known (ml.track_init)"
         found.append(f"{text}: an edit of it is not seen here")
     return tuple(found)
