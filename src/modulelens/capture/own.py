@@ -73,14 +73,16 @@ def digest_of_module(module: object) -> str:
 
 def digest_of_code(file: str) -> str:
     """Digest of what a file says, comments and layout left out; empty where it can't be read."""
+    if not Path(file).is_file():
+        return ""
     try:
-        data = Path(file).read_bytes() if Path(file).is_file() else b""
+        data = Path(file).read_bytes()
     except OSError:
         return ""
     # What cannot be parsed is told by its bytes.
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         data = ast.dump(ast.parse(data)).encode("utf-8", "surrogatepass")
-    return blake3.blake3(data).hexdigest()[:16] if data else ""
+    return blake3.blake3(data).hexdigest()[:16]
 
 
 def _file_of(module: object) -> str:
