@@ -12,11 +12,17 @@ import platform
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from modulelens.records import Environment
 
 _GIT_TIMEOUT_S = 5.0
+_PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = (
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PLACES),
+    f"{Path(__file__).parent}{os.sep}",
+)
 
 
 def read_environment() -> Environment:
@@ -111,3 +117,9 @@ def _rank() -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def is_own(path: str) -> bool:
+    """Whether a file or folder is the user's: not Python's, of an installed package, or ours."""
+    packages = {"site-packages", "dist-packages"}
+    return not (path.startswith(("<", *_INSTALLED)) or packages & {*Path(path).parts})

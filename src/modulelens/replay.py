@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
-from modulelens.capture.own import changed_modules
+from modulelens.capture.reach import reached
 from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
@@ -84,7 +84,7 @@ class Replay:
         self.edited = frozenset(redirect)
         self.rewritten: frozenset[str] = frozenset()
         self.gone_round = ""
-        self.changed_modules: tuple[str, ...] = ()
+        self.changed_beside: dict[str, tuple[str, ...]] = {}
         self._drifted: frozenset[str] | None = None
 
     @property
@@ -96,20 +96,26 @@ class Replay:
     def drifted(self) -> frozenset[str]:
         """Class paths whose code is not what it was when captured, redirected ones included.
 
-        That is their own source (`rewritten`), or that of a module of the user's own that was
-        loaded then (`changed_modules`): a helper, a constant, a factory.
+        That is their own source (`rewritten`), or what they reach beside it (`changed_beside`): a
+        helper, a constant, a factory, a base.
         """
         if self._drifted is None:
             sources = self.metadata.sources
             self.rewritten = frozenset(p for p, d in sources.items() if self._changed(p, d))
-            main = Path(self.metadata.main_file or ".")
-            # A record may name anything: only a script of this user's is read.
-            script = main if _trusted(main, self._refused) else None
-            self.changed_modules = changed_modules(self.metadata.modules, script)
-            own = self.metadata.modules if self.changed_modules else {}
-            beside = {p for p in sources if p.partition(":")[0] in own}
+            self.changed_beside = {p: found for p in sources if (found := self._beside(p))}
+            beside = self.changed_beside.keys()
             self._drifted = self.edited | self.rewritten | beside
         return self._drifted
+
+    def _beside(self, path: str) -> tuple[str, ...]:
+        """Names beside the class that are bound otherwise than at the capture."""
+        then = self.metadata.beside
+        try:
+            cls = self.importer.get(path) if then else None
+        except ModuleLensError:
+            return ()
+        today = reached(cls) if isinstance(cls, type) else {}
+        return tuple(sorted(n for n, digest in today.items() if then.get(n, digest) != digest))
 
     def _changed(self, path: str, digest: str) -> bool:
         try:

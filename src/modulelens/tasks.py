@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from modulelens.entry import Entry
+from modulelens.environment import is_own
 from modulelens.errors import UsageError
 from modulelens.measure.candidate import load_candidate
-from modulelens.measure.imports import is_own, loaded_files, note_own
+from modulelens.measure.imports import loaded_files, note_own
 from modulelens.records import Grade
 from modulelens.store import LocalStore
 from modulelens.store.files import use_one_thread

@@ -54,16 +54,25 @@ _count = itertools.count()
 class Home:
     """A package of the user's, and a repo with a model of it."""
 
-    def __init__(self, folder: Path, elsewhere: Callable[..., Any], text: str = LAYER) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        elsewhere: Callable[..., Any],
+        text: str = LAYER,
+        *,
+        helper: str = "SCALE = 1.5\n",
+        change: Callable[[Any], object] = id,
+    ) -> None:
         self.package = f"layers_of_test_{next(_count)}"
         self.folder = folder / "code"
         self.folder.mkdir()
         self.file = self.folder / f"{self.package}.py"
         self.helper = self.folder / f"{self.package}_helper.py"
-        self.helper.write_text("SCALE = 1.5\n")
+        self.helper.write_text(helper)
         self.file.write_text(text.replace("HELPER", self.helper.stem))
         self.repo = folder / "repo"
         self._elsewhere = elsewhere
+        self._change = change
         self.entries = self._trace()
 
     def _trace(self) -> dict[str, ml.Entry]:
@@ -72,6 +81,7 @@ class Home:
         try:
             with ml.track_init():
                 model = importlib.import_module(self.package).Net()
+                self._change(model)
         finally:
             sys.path.remove(str(self.folder))
         with ml.trace(model, name="net", keep=ml.Keep(grads=True)) as trace:
@@ -131,6 +141,65 @@ def test_what_a_constructor_takes_from_another_file_is_todays(helped: Home) -> N
     helped.edit("SCALE = 2.5", "# as it was\nSCALE = 1.5", helped.helper)
     found = helped.check()
     assert (found["status"], found.get("warnings", [])) == ("EXACT", [])
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from HELPER import SCALE", "SCALE"),
+        ("from HELPER import SCALE as size", "size"),
+        ("from HELPER import *", "SCALE"),
+        ("import HELPER", "HELPER.SCALE"),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_however_it_is_imported(
+    tmp_path: Path, elsewhere: Callable[..., Any], line: str, name: str, inside: bool
+) -> None:
+    if inside and "*" in line:
+        pytest.skip("Python has no star import inside a function")
+    text = HELPED.replace("import HELPER as helper", "" if inside else line)
+    body = f"{line}\n        self.lin" if inside else "self.lin"
+    text = text.replace("self.lin = nn", f"{body} = nn").replace("helper.SCALE", name)
+    home = Home(tmp_path, elsewhere, text)
+    home.edit("SCALE = 1.5", "SCALE = 2.5", home.helper)
+    assert home.check()["status"] == "MISMATCH_VALUE"
+    for loaded in (home.package, home.helper.stem):
+        sys.modules.pop(loaded, None)
+
+
+def test_a_base_in_another_file_is_part_of_the_class(
+    tmp_path: Path, elsewhere: Callable[..., Any]
+) -> None:
+    text = HELPED.replace("class Layer(nn.Module)", "class Layer(helper.Base)")
+    text = text.replace("nn.LeakyReLU(SLOPE)", "nn.ReLU()").replace("= make_act()", "= self.made()")
+    base = "from torch import nn\nSCALE = 1.5\n\nclass Base(nn.Module):\n"
+    base += "    def made(self):\n        return nn.LeakyReLU(0.1)\n"
+    home = Home(tmp_path, elsewhere, text, helper=base)
+    assert home.check()["status"] == "EXACT"
+    home.edit("LeakyReLU(0.1)", "LeakyReLU(0.4)", home.helper)
+    assert home.check()["status"] == "MISMATCH_VALUE"
+    for loaded in (home.package, home.helper.stem):
+        sys.modules.pop(loaded, None)
+
+
+def test_what_the_class_does_not_reach_may_change(
+    tmp_path: Path, elsewhere: Callable[..., Any]
+) -> None:
+    def other_head(model: Any) -> None:  # today's constructor would make the old one
+        model.last = torch.nn.Linear(4, 3)
+
+    home = Home(tmp_path, elsewhere, HELPED, change=other_head)
+    home.edit("SCALE = 1.5", "SCALE = 1.5  # as before\nOTHER = 2", home.helper)
+    home.edit("SLOPE = 0.1", "def unused():\n    return OTHER\n\nSLOPE = 0.1\nOTHER = 3")
+    for fqn in ("", "layer", "last"):
+        found = home.check(fqn)
+        assert (found["status"], found.get("warnings", [])) == ("EXACT", [])
+    # A child's own edit is the child's: its parent is not made anew for it.
+    home.edit("* self.scale", "* self.scale * 1.0")
+    assert home.check("")["status"] in ("EXACT", "CLOSE")
+    for loaded in (home.package, home.helper.stem):
+        sys.modules.pop(loaded, None)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from modulelens.capture import Capture, Trace
 from modulelens.capture.nodes import LAZY, clean_fqn
-from modulelens.capture.own import own_modules
+from modulelens.capture.reach import reached
 from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
@@ -74,7 +74,6 @@ class Ingest:
         self._stored = Bytes(trace.snapshots.taken, store)
         self._budget = Budget(trace.keep, self._stored.size_of)
         self._keep: str = trace.keep.tensors
-        self._own_modules = cache(own_modules)
         self._rngs: dict[RngState, tuple[Rng, set[str]]] = {}
         self._nodes = NodeWriter(trace.nodes, trace.snapshots, self._stored, self._budget.weights)
 
@@ -161,7 +160,7 @@ class Ingest:
             init=self._nodes.init(capture.number),
             source=source_of(cls),
             sources=_sources(classes),
-            modules=self._own_modules(frozenset(source_of(c).root for c in classes)),
+            beside=_beside(classes),
             environment=trace.environment or Environment(),
             calls=calls,
             dropped_calls=capture.dropped_calls,
@@ -303,6 +302,11 @@ def plain_class(cls: type) -> type:
 def _sources(classes: set[type]) -> dict[str, str]:
     sources = [source_of(c) for c in classes if not c.__module__.startswith("torch.")]
     return {s.path: s.digest for s in sources if s.digest}
+
+
+def _beside(classes: set[type]) -> dict[str, str]:
+    found = [reached(c) for c in classes if not c.__module__.startswith("torch.")]
+    return {name: digest for each in found for name, digest in sorted(each.items())}
 
 
 def _count(module: nn.Module) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from modulelens import errors
+from modulelens.environment import is_own
 from modulelens.measure.files import Files
-from modulelens.measure.imports import is_own
 from modulelens.measure.worker import Stopped, Worker
 from modulelens.records import Check, Status
 

@@ -5,9 +5,7 @@ Knows Python's import system; no modules of torch and no entries.
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
 from collections.abc import Callable, Container, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
@@ -17,20 +15,11 @@ from typing import Any
 
 import blake3
 
-_PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
-_INSTALLED = (
-    *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PLACES),
-    f"{Path(__file__).parents[1]}{os.sep}",
-)
+from modulelens.environment import is_own
+
 #: Bytecode that is not younger than its source by this may be of the text before: Python compares
 #: sizes and whole seconds.
 _SAME_MOMENT_S = 0.02
-
-
-def is_own(path: str) -> bool:
-    """Whether a file or folder is the user's: not Python's, of an installed package, or ours."""
-    packages = {"site-packages", "dist-packages"}
-    return not (path.startswith(("<", *_INSTALLED)) or packages & {*Path(path).parts})
 
 
 def digest_of_file(path: str) -> str:

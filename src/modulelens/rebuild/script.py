@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modulelens.errors import ClassNotFound
-
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_ASSIGNMENTS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign)
-_PLAIN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Try, ast.If, ast.With)
+from modulelens.tree.slices import slice_of
 
 
 def class_of_script(file: str, name: str) -> Any:
@@ -65,7 +62,7 @@ class _Script:
 
     def define(self, name: str) -> None:
         """Runs what the name needs and was not run yet, in the order of the file."""
-        needed = [number for number in _slice(self._body, name) if number not in self._done]
+        needed = [number for number in slice_of(self._body, name) if number not in self._done]
         folder = str(Path(self._file).parent)
         sys.path.append(folder)
         try:
@@ -82,47 +79,3 @@ class _Script:
 @functools.lru_cache(maxsize=16)
 def _script(file: str, _modified: int) -> _Script:
     return _Script(file)
-
-
-def _slice(body: list[ast.stmt], name: str) -> list[int]:
-    """The numbers of the statements that bind `name` and, in turn, the names they use."""
-    wanted, chosen = {name}, set[int]()
-    changed = True
-    while changed:
-        changed = False
-        for number, statement in enumerate(body):
-            if number in chosen or not isinstance(statement, _PLAIN) or _is_guard(statement):
-                continue
-            if _always(statement):
-                chosen.add(number)
-            elif _bound(statement) & wanted:
-                chosen.add(number)
-                wanted |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-                changed = True
-    return sorted(chosen)
-
-
-def _always(statement: ast.stmt) -> bool:
-    # A star import binds names that only running it tells.
-    return isinstance(statement, ast.ImportFrom) and (
-        statement.module == "__future__" or any(alias.name == "*" for alias in statement.names)
-    )
-
-
-def _is_guard(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
-    )
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    names: set[str] = set()
-    inside = [statement] if isinstance(statement, _DEFINITIONS) else ast.walk(statement)
-    for node in inside:
-        if isinstance(node, _DEFINITIONS):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names

@@ -20,13 +20,13 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
     entry needs, directly or through nodes, to its size. `step` counts the steps that were seen
-    before the first traced one. `sources` maps every class of the subtree
-    that is not torch's own to the digest of its source, `modules` every loaded module of the
-    user's own to the digest of its code. `packages` are the top-level packages
-    whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each was
-    found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the tensors
-    of this module (shared ones included, each storage once). `table_rows` says of which embedding
-    tables so many rows were kept, of so many: those that were looked up.
+    before the first traced one. `sources` maps every class of the subtree that is not torch's own
+    to the digest of its source; `beside` maps what these classes reach of the user's own, as
+    `module:name` (helpers, constants, bases), to that of its code. `packages` are the top-level
+    packages whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each
+    was found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the
+    tensors of this module (shared ones included, each storage once). `table_rows` says of which
+    embedding tables so many rows were kept, of so many: those that were looked up.
     """
 
     schema: int
@@ -44,7 +44,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     init: InitCall | None = None
     source: SourceRef | None = None
     sources: dict[str, str] = {}
-    modules: dict[str, str] = {}
+    beside: dict[str, str] = {}
     environment: Environment = Environment()
     calls: tuple[Call, ...] = ()
     dropped_calls: int = 0

@@ -191,10 +191,9 @@ def drift_warnings(replay: Replay) -> tuple[str, ...]:
     """In what the code that is found today is not the code that ran at the capture."""
     drifted = replay.drifted
     found = [_changed(replay, path) for path in sorted(replay.rewritten - replay.edited)]
-    told = {path.partition(":")[0] for path in replay.rewritten}
-    changed = [name for name in replay.changed_modules if name not in told]
-    if changed:
-        found.append(f"code beside the captured classes changed: {', '.join(changed)}")
+    names = sorted({name for names in replay.changed_beside.values() for name in names})
+    if names:
+        found.append(f"code beside the captured classes changed: {', '.join(names)}")
     found += replaced(replay)
     if replay.gone_round:
         found.append(replay.gone_round)
