@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
-from modulelens.capture.reach import reached
+from modulelens.capture.reach import changed
 from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
@@ -101,29 +101,21 @@ class Replay:
         """
         if self._drifted is None:
             sources = self.metadata.sources
-            self.rewritten = frozenset(p for p, d in sources.items() if self._changed(p, d))
-            self.changed_beside = {p: found for p in sources if (found := self._beside(p))}
-            beside = self.changed_beside.keys()
-            self._drifted = self.edited | self.rewritten | beside
+            today = {path: cls for path in sources if (cls := self._found(path)) is not None}
+            self.rewritten = frozenset(
+                p for p, c in today.items() if source_of(c).digest not in ("", sources[p])
+            )
+            names = {path: changed(cls, self.metadata.beside) for path, cls in today.items()}
+            self.changed_beside = {path: found for path, found in names.items() if found}
+            self._drifted = self.edited | self.rewritten | self.changed_beside.keys()
         return self._drifted
 
-    def _beside(self, path: str) -> tuple[str, ...]:
-        """Names beside the class that are bound otherwise than at the capture."""
-        then = self.metadata.beside
+    def _found(self, path: str) -> type | None:
         try:
-            cls = self.importer.get(path) if then else None
+            found = self.importer.get(path)
         except ModuleLensError:
-            return ()
-        today = reached(cls) if isinstance(cls, type) else {}
-        return tuple(sorted(n for n, digest in today.items() if then.get(n, digest) != digest))
-
-    def _changed(self, path: str, digest: str) -> bool:
-        try:
-            cls = self.importer.get(path)
-        except ModuleLensError:
-            return False
-        today = source_of(cls).digest if isinstance(cls, type) else ""
-        return bool(today) and today != digest
+            return None
+        return found if isinstance(found, type) else None
 
     def _of_main(self, name: str) -> Any:
         file = self.metadata.main_file

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.shell import Done, modulelens
 from tests.cli.test_output import assert_fits_schema
 from tests.report.sample import metadata
+from tests.store.samples import put_entry
 
 from modulelens.store import LocalStore
 
@@ -16,8 +17,8 @@ from modulelens.store import LocalStore
 def root(tmp_path: Path) -> Path:
     """Two versions of one entry, the second one with an alias."""
     store = LocalStore(tmp_path / "repo")
-    store.put_entry(metadata(fqn="a"), {})
-    store.put_entry(metadata(fqn="a"), {}, aliases=("good",))
+    put_entry(store, metadata(fqn="a"), {})
+    put_entry(store, metadata(fqn="a"), {}, aliases=("good",))
     store.close()
     return store.root
 

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.shell import modulelens
 from tests.cli.test_output import assert_fits_schema
 from tests.report.sample import metadata
+from tests.store.samples import put_entry
 
 from modulelens.store import LocalStore
 
@@ -20,9 +21,9 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("records") / "repo"
     store = LocalStore(root)
     for i in range(25):
-        store.put_entry(metadata(model="dlrm", fqn=f"tower.layers.{i}.over_arch"), {})
+        put_entry(store, metadata(model="dlrm", fqn=f"tower.layers.{i}.over_arch"), {})
     for params in (10, 2_000_000):
-        store.put_entry(metadata(model="llm", fqn="", cls="llm:Attention", params=params), {})
+        put_entry(store, metadata(model="llm", fqn="", cls="llm:Attention", params=params), {})
     store.close()
     return root
 
@@ -129,8 +130,8 @@ def test_reading_creates_no_repo(tmp_path: Path) -> None:
 
 def test_damage_is_found_and_hides_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "repo")
-    broken = store.put_entry(metadata(fqn="a"), {})
-    store.put_entry(metadata(fqn="b"), {})
+    broken = put_entry(store, metadata(fqn="a"), {})
+    put_entry(store, metadata(fqn="b"), {})
     store.close()
     (tmp_path / "repo" / "entries" / broken.id / "metadata.json").write_text("{", encoding="utf-8")
     answer = modulelens("fsck", "--repo", str(tmp_path / "repo"), "--json")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.cli.shell import modulelens
 from tests.report.sample import metadata
+from tests.store.samples import put_entry
 
 from modulelens.cli import main
 from modulelens.records import SourceRef
@@ -38,7 +39,7 @@ def repo(tmp_path: Path) -> Path:
             calls=(call,),
             environment=msgspec.structs.replace(plain.environment, git_commit=text, torch=text),
         )
-        store.put_entry(hostile, {}, aliases=(text,))
+        put_entry(store, hostile, {}, aliases=(text,))
     store.close()
     return store.root
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -52,6 +52,16 @@ def metadata(model: str = "dlrm", fqn: str = "over_arch", **changes: object) -> 
     return Metadata(**(fields | changes))
 
 
+def put_entry(
+    store: LocalStore,
+    record: Metadata,
+    state: Mapping[str, torch.Tensor],
+    aliases: Sequence[str] = (),
+) -> Metadata:
+    """Stores one entry."""
+    return store.put_entries([(record, state)], aliases=aliases)[0]
+
+
 def add(
     store: LocalStore,
     model: str = "dlrm",
@@ -67,7 +77,7 @@ def add(
     digests = store.put_blobs(data)
     sizes = {digest: len(part) for digest, part in zip(digests, data, strict=True)}
     record = metadata(model, fqn, node=digests[0], blobs=sizes, **changes)
-    return store.put_entry(record, {"scale": torch.arange(4.0)}, aliases=aliases)
+    return put_entry(store, record, {"scale": torch.arange(4.0)}, aliases=aliases)
 
 
 def row(**changes: object) -> Row:

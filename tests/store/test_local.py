@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tests.store.samples import add, files, metadata
+from tests.store.samples import add, files, metadata, put_entry
 
 import modulelens
 from modulelens.errors import Conflict, NotARepo, NotFound, SchemaTooNew, UsageError
@@ -73,22 +73,22 @@ def test_an_entry_comes_back(store):
 
 
 def test_state_is_written_also_when_empty_and_holds_only_plain_tensors(store):
-    stored = store.put_entry(metadata(), {})
+    stored = put_entry(store, metadata(), {})
     assert store.state(stored.id) == {}
     with pytest.raises(UsageError, match="Parameter"):
-        store.put_entry(metadata(), {"w": torch.nn.Parameter(torch.ones(1))})
+        put_entry(store, metadata(), {"w": torch.nn.Parameter(torch.ones(1))})
     shared = torch.arange(6.0)
-    stored = store.put_entry(metadata(), {"a": shared, "b": shared[2:]})
+    stored = put_entry(store, metadata(), {"a": shared, "b": shared[2:]})
     state = store.state(stored.id)
     assert state["a"].data_ptr() + 8 == state["b"].data_ptr()
 
 
 def test_an_entry_needs_its_blobs(store):
     with pytest.raises(Conflict, match="not there"):
-        store.put_entry(metadata(blobs={"a" * 64: 3}), {})
+        put_entry(store, metadata(blobs={"a" * 64: 3}), {})
     (digest,) = store.put_blobs([b"abc"])
     with pytest.raises(Conflict, match="with 4 bytes"):
-        store.put_entry(metadata(blobs={digest: 4}), {})
+        put_entry(store, metadata(blobs={digest: 4}), {})
     assert store.count() == 0
     assert not any((store.root / "entries").rglob("metadata.json"))
 

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 import pytest
-from tests.store.samples import Child, add, metadata, run
+from tests.store.samples import Child, add, metadata, put_entry, run
 
 from modulelens.errors import Conflict, DiskFull
 from modulelens.store import LocalStore
@@ -124,12 +124,12 @@ def test_gc_of_this_store_gives_up_failed_adds_but_not_those_in_an_adding_block(
     (digest,) = store.put_blobs([b"failed"])
     assert store.gc(timeout_s=0).removed_blobs == 1
     with pytest.raises(Conflict, match="add again"):
-        store.put_entry(metadata(blobs={digest: 6}), {})
+        put_entry(store, metadata(blobs={digest: 6}), {})
     with store.adding():
         (digest,) = store.put_blobs([b"running"])
         with pytest.raises(Conflict):
             store.gc(timeout_s=0.05)
-        store.put_entry(metadata(blobs={digest: 7}), {})
+        put_entry(store, metadata(blobs={digest: 7}), {})
     assert store.gc(timeout_s=0).removed_blobs == 0
 
 
@@ -204,7 +204,7 @@ def test_a_lost_index_is_rebuilt_by_several_processes_while_one_adds(tmp_path):
 
 def test_a_batch_that_fails_keeps_what_came_before(tmp_path):
     store = LocalStore(tmp_path / "repo")
-    store.put_entry(metadata(fqn="a"), {})
+    put_entry(store, metadata(fqn="a"), {})
     new = [(metadata(fqn="a"), {}), (metadata(fqn="b"), {}), (metadata(blobs={"a" * 64: 1}), {})]
     with pytest.raises(Conflict, match="not there"):
         store.put_entries(new, aliases=("base",))
@@ -238,7 +238,7 @@ def test_blobs_written_in_the_background_are_there_before_their_entry(tmp_path):
     with store.adding():
         digests = store.put_blobs([*data, b"small"], wait=False)
         sizes = dict.fromkeys(digests[:-1], 400_000)
-        store.put_entry(metadata(blobs=sizes), {})
+        put_entry(store, metadata(blobs=sizes), {})
     assert [store.blob_bytes(digest) for digest in digests] == [*data, b"small"]
     assert store.fsck().ok
 
@@ -247,7 +247,7 @@ def test_blobs_written_in_the_background_are_there_before_their_entry(tmp_path):
         other = LocalStore(store.root)
         with pytest.raises(DiskFull, match="10 blobs"), other.adding():
             blobs = other.put_blobs([os.urandom(400_000) for _ in range(10)], wait=False)
-            other.put_entry(metadata(blobs=dict.fromkeys(blobs, 400_000)), {})
+            put_entry(other, metadata(blobs=dict.fromkeys(blobs, 400_000)), {})
         send(other.count())
 
     assert run(overflow) == ["1"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tests.store.samples import add, files, metadata, run
+from tests.store.samples import add, files, metadata, put_entry, run
 
 from modulelens.errors import DiskFull, EnvironmentLacks
 from modulelens.store import LocalStore
@@ -91,9 +91,9 @@ def fill(root: Path, what: str, entry_id: str, limit: int, send) -> None:
         if what == "blob":
             store.put_blobs([b"small", os.urandom(3_000_000)])
         elif what == "state":
-            store.put_entry(metadata(fqn="full"), {"x": torch.zeros(100_000)})
+            put_entry(store, metadata(fqn="full"), {"x": torch.zeros(100_000)})
         elif what == "record":
-            store.put_entry(metadata(fqn="full", warnings=("w" * 2_000_000,)), {})
+            put_entry(store, metadata(fqn="full", warnings=("w" * 2_000_000,)), {})
         else:
             big = ("t" * 2_000_000,)
             store.update(entry_id, lambda old: msgspec.structs.replace(old, tags=big))

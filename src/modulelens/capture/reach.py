@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -21,9 +21,6 @@ from torch import nn
 
 from modulelens.environment import is_own
 from modulelens.tree.slices import names_of, slice_of
-
-#: What held a module's code when it was first looked at, which is what was imported; that code.
-_read: dict[int, tuple[object, list[ast.stmt]]] = {}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,7 +48,17 @@ def reached(cls: type) -> dict[str, str]:
             if target not in seen and not _is_module_class(_names(target[0], cls).get(target[1])):
                 seen.add(target)
                 pending.append(target)
-    return {label: _digest("".join(sorted({*texts}))) for label, texts in found.items()}
+    texts = {label: "".join(sorted({*each})) for label, each in found.items()}
+    return {
+        label: blake3.blake3(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        for label, text in texts.items()
+    }
+
+
+def changed(cls: type, then: Mapping[str, str]) -> tuple[str, ...]:
+    """Those names among what the class reaches now that said something else `then`."""
+    today = reached(cls) if then else {}
+    return tuple(sorted(n for n, digest in today.items() if then.get(n, digest) != digest))
 
 
 def _is_module_class(value: object) -> bool:
@@ -67,23 +74,14 @@ def _names(where: str, cls: type) -> dict[str, Any]:
     return vars(module) if isinstance(module, ModuleType) else {}
 
 
-def _digest(text: str) -> str:
-    return blake3.blake3(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
 def _body(where: str, cls: type) -> list[ast.stmt]:
-    """The statements of a module of the user's own.
-
-    As they were when first asked for: an edit is in a module once it is loaded again.
-    """
-    names = _names(where, cls)
-    if not names:
-        return _parsed(_file_of(where))
-    file = str(names.get("__file__") or "")
-    holder = names.get("__spec__") or names
-    if id(holder) not in _read:  # loading a module again makes a new spec
-        _read[id(holder)] = holder, _parsed(file)
-    return _read[id(holder)][1]
+    """The statements of a module of the user's own, of one that is not loaded yet as well."""
+    path = Path(str(_names(where, cls).get("__file__") or _file_of(where)))
+    if path.suffix != ".py" or not is_own(str(path)) or not path.is_file():
+        return []
+    with contextlib.suppress(OSError):
+        return _parsed(path, path.stat().st_mtime_ns, path.stat().st_size)
+    return []
 
 
 def _file_of(where: str) -> str:
@@ -97,10 +95,10 @@ def _file_of(where: str) -> str:
     return ""
 
 
-def _parsed(file: str) -> list[ast.stmt]:
-    if file.endswith(".py") and is_own(file):
-        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-            return ast.parse(Path(file).read_bytes()).body
+@functools.lru_cache(maxsize=1024)
+def _parsed(path: Path, *_stamp: int) -> list[ast.stmt]:
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+        return ast.parse(path.read_bytes()).body
     return []
 
 

@@ -17,7 +17,7 @@ from modulelens.report.coverage import coverage_report
 from modulelens.report.quantity import plural
 
 if TYPE_CHECKING:
-    from modulelens.capture.script import ScriptOptions
+    from modulelens.cli.script import ScriptOptions
 
 _MOST_ENTRIES = 20
 
@@ -34,7 +34,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) -> Reply:
     """Runs the script in this process until its step is traced and it ends, then stores."""
-    from modulelens.capture.script import trace_script
+    from modulelens.cli.script import trace_script
 
     trace = trace_script(script[0], script[1:], _options(**wishes))
     with progress("storing") as advance:
@@ -58,7 +58,7 @@ def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **named: An
     if keep not in ("full", "shape"):
         raise UsageError(f"--keep {keep}: use full or shape")
     from modulelens.capture import Keep
-    from modulelens.capture.script import ScriptOptions
+    from modulelens.cli.script import ScriptOptions
 
     content: Any = keep
     return ScriptOptions(

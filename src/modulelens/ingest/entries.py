@@ -8,8 +8,7 @@ capture becomes one record that names its node.
 from __future__ import annotations
 
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.context import RngState
+from modulelens.environment import is_own
 from modulelens.errors import NotFound
 from modulelens.ingest.budget import TENSORS, WEIGHTS, Budget
 from modulelens.ingest.bytes import NODES, BlobStore, Bytes
@@ -169,7 +169,7 @@ class Ingest:
             ties=self._ties(capture),
             table_rows=self._kept_rows(capture.fqn, capture.table_rows),
             packages=tuple(sorted(packages)),
-            roots={p: root for p in packages if (root := _folder(p)) and not _installed(root)},
+            roots={p: root for p in packages if (root := _folder(p)) and is_own(root)},
             main_file=trace.main_file,
             blobs={digest: stored.sizes[digest] for digest in sorted(stored.used)},
             warnings=self._warnings(capture),
@@ -289,10 +289,6 @@ class Ingest:
         }
 
 
-def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((clean_fqn(name), parameter) for name, parameter in module.named_parameters())
-
-
 def plain_class(cls: type) -> type:
     """The class as its author wrote it: parametrising a module makes a class at run time."""
     made = cls.__name__.startswith("Parametrized") and cls.__module__.startswith("torch.")
@@ -349,9 +345,3 @@ def _folder(package: str) -> str:
 @cache
 def _parent(file: str) -> str:
     return str(Path(file).resolve().parent)
-
-
-@cache
-def _installed(source: str) -> bool:
-    paths = sysconfig.get_paths()
-    return any(source.startswith(paths[name]) for name in ("purelib", "platlib", "stdlib"))

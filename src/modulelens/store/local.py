@@ -106,16 +106,6 @@ class LocalStore:
 
     # Entries
 
-    def put_entry(
-        self,
-        metadata: Metadata,
-        state: Mapping[str, torch.Tensor],
-        *,
-        aliases: Sequence[str] = (),
-    ) -> Metadata:
-        """Stores one entry, as `put_entries` does."""
-        return self.put_entries([(metadata, state)], aliases=aliases)[0]
-
     def put_entries(
         self,
         new: Sequence[tuple[Metadata, Mapping[str, torch.Tensor]]],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from modulelens.capture.script import ScriptOptions, trace_script
+from modulelens.cli.script import ScriptOptions, trace_script
 from modulelens.errors import ForeignError, NotFound
 
 GAN = """
