@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# What landed is judged by the same inputs every time; MODULELENS_FUZZ looks for new ones.
+settings.register_profile("same", derandomize=True)
+if "MODULELENS_FUZZ" not in os.environ:
+    settings.load_profile("same")
 
 # Some tests fork, which a pool of threads does not survive; and bits depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

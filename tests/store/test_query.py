@@ -138,7 +138,7 @@ def values(annotation: str) -> st.SearchStrategy:
     if annotation.startswith("tuple"):
         return st.lists(WORDS, max_size=3).map(tuple)
     if not annotation.startswith("str"):
-        some = NUMBERS if "float" in annotation else NUMBERS.map(int)
+        some = NUMBERS.map(float if "float" in annotation else int)
     return st.none() | some if "None" in annotation else some
 
 
