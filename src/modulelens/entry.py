@@ -45,10 +45,10 @@ class _Recorded:
 
     def __repr__(self) -> str:
         grade = self.grade.level.value if self.grade else "unverified"
-        cls = self.cls.partition(":")[2]
-        return (
-            f"Entry({self.name}@v{self.version}: {cls}, {self.metadata.params:,} params, {grade})"
-        )
+        cls, record = self.cls.partition(":")[2], self.metadata
+        rows = (f", {n:,} of {all_:,} rows of {t}" for t, (n, all_) in record.table_rows.items())
+        text = f"{self.name}@v{self.version}: {cls}, {record.params:,} params, {grade}"
+        return f"Entry({text}{''.join(rows)})"
 
     @property
     def metadata(self) -> Metadata:
@@ -117,7 +117,8 @@ class Entry(_Recorded):
     ) -> nn.Module:
         """The module alone, in the state and modes it had when that call was entered.
 
-        Warns where its code is not what ran at the capture, and names both places.
+        Warns where its code is not what ran at the capture, and names both places. Rows of an
+        embedding table that were not kept (`metadata.table_rows`) are zeros.
 
         Args:
             device: Where it is made.

@@ -247,3 +247,61 @@ def test_what_is_shown_names_the_method_and_what_is_not_compared(tmp_path: Path)
     assert call.attributes_after == {"count": 1}
     assert call.notes == ("the call changed stream, which is not compared",)
     assert call.notes[0] in entry_page(entry_view(drawing.metadata))
+
+
+class Indirect(nn.Module):
+    """Calls its coder through what it kept of it when it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coder = Coder()
+        self.coder.kept = self.coder.encode
+        self.way = self.coder.encode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.coder.decode(self.coder.kept(x) + self.way(x))
+
+
+class Shadowed(UsesCoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.coder.encode = torch.compile(self.coder.encode, backend="eager")
+
+
+@pytest.mark.parametrize("make", [Indirect, Shadowed])
+def test_a_named_method_that_is_not_heard_is_told(make: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make()
+    with ml.trace(model, methods=["encode", "decode"]) as trace:
+        model(rows()).sum().backward()
+    (told,) = (text for text in trace.warnings if "'encode'" in text)
+    assert "coder" in told
+    assert ("stands in for it" in told) == (make is Shadowed)
+    entries = {e.fqn: e for e in ml.Repo(tmp_path / "repo").add(trace)}
+    assert calls_of(entries["coder"]) == ["decode"]
+    assert {e.grade.level.value for e in entries.values()} == {"exact"}
+    kept = vars(entries[""].rebuild().coder)["kept" if make is Indirect else "encode"]
+    assert type(kept.__self__) is Coder
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = UsesCoder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) - self.one(x * 2)
+
+
+def test_a_backward_over_several_steps_is_told() -> None:
+    model = UsesCoder()
+    with ml.trace(model, keep=ml.Keep(grads=True), steps=2) as trace:
+        (model(rows()) - model(rows() * 2)).square().sum().backward()
+    (told,) = (text for text in trace.warnings if "no gradient arrived" in text)
+    assert "step 0" in told
+    assert "trace a module that makes them" in told
+    whole = Siamese()
+    with ml.trace(whole, keep=ml.Keep(grads=True)) as trace:
+        whole(rows()).square().sum().backward()
+    assert not [text for text in trace.warnings if "gradient" in text]
+    assert all(call.grad_output for call in trace.captures[0].calls)

@@ -118,3 +118,58 @@ def test_an_unchanged_module_is_told_without_reading_it_again() -> None:
     assert watch.still()
     holder.names.add("c")
     assert not watch.still()
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return self.lin(x) * self.seen
+
+
+class Unregistered(nn.Module):
+    """Calls modules that no parent knows: in containers, an object, a closure, each other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = Counts()
+        inner.__dict__["other"] = [Counts()]
+        self.listed = [Counts()]
+        self.keyed = {"a": (Counts(),)}
+        self.config = Config()
+        self.config.parent = types.SimpleNamespace(deep=inner)
+        self.__dict__["owner"] = [self]
+
+    def forward(self, x: Tensor) -> Tensor:
+        deep = self.config.parent.deep
+        for part in (self.listed[0], self.keyed["a"][0], deep, deep.other[0]):
+            x = part(x)
+        return x
+
+
+class CallsTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Unregistered()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self.part(x))
+
+
+@pytest.mark.parametrize("modules", ["*", "part"])
+def test_modules_in_plain_attributes_have_the_state_of_each_call(tmp_path, modules):
+    model, repo = CallsTwice(), ml.Repo(tmp_path / "repo")
+    with ml.trace(model, name="m", modules=modules, steps=2) as trace:
+        for _ in range(2):
+            model(torch.randn(3, 2)).sum().backward()
+    repo.add(trace)
+    entry = repo["m/part"]
+    assert entry.grade.level.value == "exact", entry.grade
+    for call in range(4):
+        assert entry.rebuild(call=call).listed[0].seen == call
+        assert entry.check(call=call).status == "EXACT"
+    assert "Counts" in " ".join(entry.metadata.calls[0].notes)

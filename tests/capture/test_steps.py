@@ -231,11 +231,26 @@ def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"tensors": "some"}, {"weights": ""}, {"max_calls": 0}, {"embedding_rows": "few"}]
+    "options",
+    [
+        {"tensors": "some"},
+        {"weights": ""},
+        {"max_calls": 0},
+        {"max_calls": None},
+        {"embedding_rows": "few"},
+        {"max_bytes": "1GB"},
+        {"max_module_bytes": 1.5},
+        {"grads": "yes"},
+    ],
 )
 def test_a_wish_that_cannot_be_kept_is_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         ml.Keep(**options)  # type: ignore[arg-type]
+
+
+def test_no_pattern_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to trace"):
+        ml.trace(zoo.CalledTwice(), modules=[])
 
 
 def test_shapes_alone_are_kept_when_asked_for(tmp_path: Path) -> None:

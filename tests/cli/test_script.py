@@ -68,6 +68,17 @@ def test_a_pattern_that_matches_nothing_names_the_other_models(gan: str) -> None
     assert "another model of the script: Critic" in caught.value.hint
 
 
+def test_named_methods_are_recorded(gan: str) -> None:
+    text = Path(gan).read_text(encoding="utf-8")
+    text = text.replace(
+        "return self.judge(x)",
+        "return self.rate(x)\n\n    def rate(self, x):\n        return self.judge(x)",
+    )
+    Path(gan).write_text(text, encoding="utf-8")
+    trace = trace_script(gan, [], ScriptOptions(model="Critic", methods=("rate",)))
+    assert [call.method for call in trace.captures[0].calls] == ["rate", "forward"]
+
+
 def test_a_scripts_own_failure_keeps_its_kind_and_the_process_its_handlers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

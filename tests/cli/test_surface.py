@@ -13,8 +13,8 @@ from modulelens.cli import COMMANDS, load, main, parser, quick
 from modulelens.cli.commands import EXIT_CODES
 
 FROZEN = {
-    "trace": "SCRIPT... --modules --model --name --steps --warmup --keep --grads --no-verify -m "
-    "--repo --json",
+    "trace": "SCRIPT... --modules --methods --model --name --steps --warmup --keep --grads "
+    "--no-verify -m --repo --json",
     "ls": "[PREFIX] --repo --limit --offset --json",
     "show": "REF --repo --call --source --json",
     "find": "TERMS... --repo --limit --offset --json",

@@ -159,6 +159,32 @@ def _uncalled(module: nn.Module, fqn: str) -> tuple[Fate, str]:
     return Fate.NOT_CALLED, f"never called through __call__ in the traced step{also}"
 
 
+def missed(trace: Trace) -> list[str]:
+    """What was asked for besides modules and did not come: methods, and gradients."""
+    heard = {(call.number, call.method) for watch in trace.watches for call in watch.calls}
+    full = {
+        n for watch in trace.watches for n, c in watch.counts.items() if c > trace.keep.max_calls
+    }
+    found = []
+    for number, names in trace.methods.items():
+        module, fqn = trace.nodes.modules[number], trace.nodes.fqns[number] or "the model"
+        for name in names:
+            if number not in full and (number, name) not in heard:
+                instead = (
+                    "an attribute of that name on the object stands in for it; trace before it"
+                )
+                why = instead if name in vars(module) else "not called by its name in the steps"
+                found.append(f"no call of {name!r} of {fqn} was recorded: {why}")
+    for watch in trace.watches:
+        if watch.waits_for_gradients:
+            found.append(
+                f"no gradient arrived in traced step {watch.step}: backward did not run before it"
+                " ended, and the next outermost call ends it; for a backward over several calls"
+                " trace a module that makes them"
+            )
+    return found
+
+
 def unregistered(model: nn.Module) -> list[str]:
     """Paths of modules and parameters that sit in plain attributes, lists, tuples and dicts only.
 

@@ -8,6 +8,12 @@ from typing import Literal
 from modulelens.errors import UsageError
 
 Content = Literal["full", "shape"]
+_CHOICES = {
+    "tensors": ("full", "shape"),
+    "weights": ("full", "shape"),
+    "grads": (True, False),
+    "embedding_rows": ("touched", "all"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,16 +42,19 @@ class Keep:
     embedding_rows: Literal["touched", "all"] = "touched"
 
     def __post_init__(self) -> None:
-        for name in ("tensors", "weights"):
-            if getattr(self, name) not in ("full", "shape"):
-                raise UsageError(f"Keep({name}={getattr(self, name)!r}): use 'full' or 'shape'")
-        if self.max_calls < 1:
-            raise UsageError(f"Keep(max_calls={self.max_calls}): at least 1")
+        least_one = "a whole number of at least 1"
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                self._refuse(name, " or ".join(map(repr, choices)))
+        if not _is_limit(self.max_calls):
+            self._refuse("max_calls", least_one)
         for name in ("max_bytes", "max_module_bytes"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise UsageError(f"Keep({name}={limit}): at least 1, or None")
-        if self.embedding_rows not in ("touched", "all"):
-            raise UsageError(
-                f"Keep(embedding_rows={self.embedding_rows!r}): use 'touched' or 'all'"
-            )
+            if getattr(self, name) is not None and not _is_limit(getattr(self, name)):
+                self._refuse(name, f"{least_one}, or None")
+
+    def _refuse(self, name: str, use: str) -> None:
+        raise UsageError(f"Keep({name}={getattr(self, name)!r}): use {use}")
+
+
+def _is_limit(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

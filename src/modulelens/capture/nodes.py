@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +35,10 @@ _HOOK_DICTS = (
 
 @dataclasses.dataclass(frozen=True)
 class OwnState:
-    """One module's own state; two of them are equal when nothing changed in between."""
+    """One module's own state; two of them are equal when nothing changed in between.
+
+    `children` and `held`, which are those that its attributes hold, are numbers of modules.
+    """
 
     cls: str
     training: bool
@@ -44,6 +47,7 @@ class OwnState:
     non_persistent: tuple[str, ...]
     attributes: dict[str, Any]
     children: tuple[tuple[str, int], ...]
+    held: tuple[int, ...]
     parametrized: tuple[str, ...]
     hooks: tuple[Any, ...]
     foreign_hooks: tuple[str, ...]
@@ -72,6 +76,8 @@ class Nodes:
         self._noting: set[int] = set()
         self._known: dict[int, Known] | None = None
         self._unchanged: dict[int, Unchanged] = {}
+        self._links: dict[int, tuple[int, ...]] = {}
+        self._reach: dict[int, list[int]] = {}
         for fqn, module in root.named_modules():
             if eager(module) is module:  # a compiled child is the module inside
                 self._add(module, clean_fqn(fqn))
@@ -130,6 +136,23 @@ class Nodes:
         """The numbers of the module and all modules below it."""
         return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
 
+    def reach(self, number: int) -> list[int]:
+        """The subtree, the module first, and what plain attributes in it hold, but owners of it."""
+        found = self._reach.get(number)
+        if found is None:
+            found = self._reach[number] = self.subtree(number)
+            for each in found:  # it grows
+                for held in self._links.get(each, ()):
+                    below = self.subtree(held) if held not in found else []
+                    found += [n for n in below if number not in below and n not in found]
+        return found
+
+    def _link(self, number: int, state: OwnState) -> None:
+        links = (*(child for _, child in state.children if child >= 0), *state.held)
+        if self._links.get(number) != links:
+            self._links[number] = links
+            self._reach.clear()
+
     def _state(self, number: int) -> OwnState:
         module = self.modules[number]
         if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
@@ -139,6 +162,7 @@ class Nodes:
             )
         try:
             state = self._own(module)
+            self._link(number, state)
             self._unchanged[number] = Unchanged(module, self._snapshots.touched)
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
             why = f"its state cannot be read: {type(error).__name__}: {error}"
@@ -175,6 +199,7 @@ class Nodes:
             non_persistent=tuple(sorted(inside["_non_persistent_buffers_set"])),
             attributes=attributes,
             children=children,
+            held=tuple(dict.fromkeys(_modules_in((attributes, hooks)))),
             parametrized=parametrized,
             hooks=hooks,
             foreign_hooks=foreign,
@@ -208,6 +233,17 @@ class Nodes:
         return tuple(kept), tuple(foreign)
 
 
+def _modules_in(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        if "$module" in value:
+            yield value["$module"]["number"]
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for item in value:
+        yield from _modules_in(item)
+
+
 def clean_fqn(fqn: str) -> str:
     """The path without the segment that `torch.compile` puts in."""
     return ".".join(part for part in fqn.split(".") if part != "_orig_mod")
@@ -229,6 +265,7 @@ def _unreadable(module: nn.Module, refused: str) -> OwnState:
         non_persistent=(),
         attributes={},
         children=(),
+        held=(),
         parametrized=(),
         hooks=(),
         foreign_hooks=(),

@@ -81,9 +81,12 @@ def select(
     name (`Linear`, `*Attention`).
 
     Raises:
+        UsageError: There is no pattern.
         NotFound: A pattern matches no module.
     """
     asked = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not asked:
+        raise UsageError("modules=[]: nothing to trace", hint='modules="*" traces all')
     found: set[int] = set()
     for pattern in asked:
         hits = {

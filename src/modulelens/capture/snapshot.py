@@ -32,7 +32,8 @@ class Snapshot:
     `shown` are references of tensors that lie in it, until `extent` took them; `start` is where
     `data` begins in the original storage (0 unless only a part was copied). `version` is torch's
     write counter, which is what tells a write where bytes can't be compared: on an accelerator, and
-    of a table of which only `rows` are taken.
+    of a table of which only `rows` are taken. `held` shares such a table while the forward runs, so
+    that no write goes unseen.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Snapshot:
     start: int = 0
     pending: Any = None
     rows: Rows | None = None
+    held: torch.UntypedStorage | None = None
     shown: list[TensorRef] = dataclasses.field(default_factory=list)
     _extent: tuple[int, int] = (0, 0)
 
@@ -97,6 +99,7 @@ class Snapshots:
         self._never_shared: dict[int, torch.UntypedStorage] = {}
         self._side_streams: dict[torch.device, Any] = {}
         self._tables: dict[int, Tensor] = {}
+        self._holding = False
 
     def ref(self, tensor: Tensor) -> TensorRef:
         """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
@@ -141,7 +144,26 @@ class Snapshots:
     def watch_tables(self, tables: Iterable[Tensor]) -> None:
         """From now on takes of these the rows that `look_up` names; what was taken is retired."""
         self._tables = {_C._storage_address(table): table for table in tables}
+        self._holding = True
         self.retire([snapshot for snapshot in self.taken if snapshot.rows is not None])
+
+    def release_tables(self) -> None:
+        """Lets go of their pages, which the optimizer would have to copy.
+
+        Of a table that was written to meanwhile all is kept, before and after: the write left the
+        old pages to the snapshot.
+        """
+        self._holding = False
+        places, written = {_base(table) for table in self._tables.values()}, set()
+        for snapshot in self.taken:
+            if snapshot.held is not None and snapshot.base not in places:
+                snapshot.data, snapshot.shared, snapshot.rows = snapshot.held, True, None
+                written.add(snapshot.group)
+            snapshot.held = None
+        for table in list(self._tables.values()) if written else ():
+            latest = self._snapshot(table)
+            if latest.rows is not None and latest.group in written:
+                self._take_whole(table, latest)
 
     def look_up(self, table: Tensor, numbers: Tensor) -> None:
         """Takes rows of a watched table; all of it when they are more than half."""
@@ -230,10 +252,11 @@ class Snapshots:
     def _take(
         self, tensor: Tensor, storage: torch.UntypedStorage, base: int, group: int
     ) -> Snapshot:
-        start, shared, pending, rows = 0, False, None, None
+        start, shared, pending, rows, held = 0, False, None, None, None
         data: torch.UntypedStorage
         if _C._storage_address(tensor) in self._tables and is_whole(tensor):
             data, rows = torch.UntypedStorage(0), Rows(tensor)
+            held = _share(tensor) if self._holding and tensor.is_cpu else None
         elif not tensor.is_cpu:
             data, pending = self._from_device(storage)
         elif storage.nbytes() == 0:
@@ -243,7 +266,7 @@ class Snapshots:
             shared = lazily is not None
             data, start = (lazily, 0) if lazily is not None else _copy(tensor, storage)
             self.copied += not shared
-        more = {"start": start, "shared": shared, "pending": pending, "rows": rows}
+        more = {"start": start, "shared": shared, "pending": pending, "rows": rows, "held": held}
         return self._add(tensor, base, group, data, **more)
 
     def _add(
@@ -261,7 +284,7 @@ class Snapshots:
         whole = self._take(table, table.untyped_storage(), snapshot.base, snapshot.group)
         self.taken.remove(whole)
         snapshot.data, snapshot.start, snapshot.shared = whole.data, whole.start, whole.shared
-        snapshot.pending, snapshot.rows = whole.pending, None
+        snapshot.pending, snapshot.rows, snapshot.held = whole.pending, None, None
 
     def _from_device(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, Any]:
         # A device-side copy is ordered with the step's own kernels; the slow way to the host runs
@@ -287,7 +310,11 @@ class Snapshots:
             return False
         if not tensor.is_cpu or snapshot.rows is not None:
             same_place = _base(tensor) == snapshot.base
-            return same_place and snapshot.version == _version(tensor) >= 0
+            same = same_place and snapshot.version == _version(tensor) >= 0
+            written = (
+                same and snapshot.rows and not self._holding and not snapshot.rows.same(tensor)
+            )
+            return same and not written
         low, high = _extent(tensor)
         if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
             return False

@@ -35,6 +35,11 @@ class Rows:
             self._parts.append((new, table.detach().index_select(0, new)))
             self.count += new.numel()
 
+    def same(self, table: Tensor) -> bool:
+        """Whether the rows that were taken are still what the table holds, bit by bit."""
+        live = ((rows, table.detach().index_select(0, n)) for n, rows in self._parts)
+        return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in live)
+
     def used_otherwise(self, gradient: Tensor) -> bool:
         """Whether a row that was not looked up got a gradient, as from a head; looks at a few."""
         some = torch.arange(0, self.total, max(1, self.total // _PROBES), device=gradient.device)

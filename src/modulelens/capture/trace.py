@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modulelens.capture.capture import Capture, captures_of, coverage_of, unregistered
+from modulelens.capture.capture import Capture, captures_of, coverage_of, missed, unregistered
 from modulelens.capture.hook import Undo, finish
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
@@ -36,6 +36,7 @@ _RAN_EAGERLY = (
     "the model is compiled and ran eagerly in the traced step: its random draws and last bits may"
     " differ from those of compiled code"
 )
+_MOST_MISSED = 8
 _active: weakref.WeakKeyDictionary[nn.Module, Trace] = weakref.WeakKeyDictionary()
 
 
@@ -77,7 +78,7 @@ class Trace:
         self._own_hooks: set[int] = set()
         self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
-        self._methods = select_methods(self.nodes.modules, self.targets, methods)
+        self.methods = select_methods(self.nodes.modules, self.targets, methods)
         self.watches: list[Watch] = []
         self._outer = model
         self.first_step = 0
@@ -107,7 +108,7 @@ class Trace:
             now = datetime.datetime.now(datetime.timezone.utc)
             self.created = now.isoformat(timespec="seconds")
             listen(self._undo, type(self._outer), "__call__", self)
-            for method in self._methods.get(0, ()):
+            for method in self.methods.get(0, ()):
                 listen(self._undo, type(self.model), method, self)
         except BaseException:
             finish(self._stop)
@@ -150,6 +151,8 @@ class Trace:
         if self._hears(module):
             with self._lock:
                 self._inside = max(self._inside - 1, 0)
+                if not self._inside:
+                    self.snapshots.release_tables()
 
     def raised(self, module: nn.Module, error: BaseException) -> None:
         """A call of the model raised; the user may catch that and try again with the next batch."""
@@ -167,7 +170,7 @@ class Trace:
 
     def _begin_step(self) -> None:
         watch = Watch(
-            self.nodes, self.targets, self.keep, self.snapshots, len(self.watches), self._methods
+            self.nodes, self.targets, self.keep, self.snapshots, len(self.watches), self.methods
         )
         self._watch = watch
         try:
@@ -212,6 +215,7 @@ class Trace:
         try:
             self.captures = captures_of(self)
             self.coverage = coverage_of(self)
+            self.warnings += missed(self)[:_MOST_MISSED]
             if self.watches and (loose := unregistered(self.model)):
                 names = ", ".join(loose[:8])
                 self.warnings.append(f"not registered, so kept within their owner only: {names}")

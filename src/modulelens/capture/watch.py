@@ -105,6 +105,7 @@ class Watch:
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
         self.param_grads: dict[int, Any] = {}
+        self.waits_for_gradients = False
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
@@ -112,7 +113,6 @@ class Watch:
         # Threads may call the model at once, and backward runs in threads of its own.
         self._lock = threading.RLock()
         self._deferred: set[int] = set()
-        self._below: dict[int, list[int]] = {}
         self._lookups = Lookups(snapshots, (), self._lock)
         self._first = len(snapshots.taken)
 
@@ -137,10 +137,7 @@ class Watch:
         stepped: Any = torch_optimizer._global_optimizer_post_hooks
         put_hook(self._undo, stepped, lambda optimizer, *_: on_optimizer_step(optimizer))
         self._wrap_ctc()
-        for number in self.targets:
-            # All below: who calls this module may have changed them, as a momentum encoder does.
-            self._below[number] = self.nodes.subtree(number)
-        noted = self.targets.union(*self._below.values())
+        noted = self.targets.union(*map(self.nodes.subtree, self.targets))
         if self.keep.embedding_rows == "touched":
             modules = self.nodes.modules
             tables = large_tables((modules[number] for number in noted), modules)
@@ -244,7 +241,8 @@ class Watch:
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
-        noted = self._below[number]
+        # All below: who calls this module may have changed them, as a momentum encoder does.
+        noted = self.nodes.reach(number)
         if number in self._deferred and has_weight_hooks(self.nodes.modules[number]):
             noted = noted[1:]  # its own state was noted before those hooks ran
         entered = self.nodes.note(noted)
@@ -298,7 +296,7 @@ class Watch:
         while (entry := stack.pop())[:2] != key:
             pass  # entries above belong to calls that ended by an exception
         call = entry[2]
-        left = self.nodes.note(self._below[number])
+        left = self.nodes.note(self.nodes.reach(number))
         if call is None:
             return
         call.left = left
@@ -334,6 +332,7 @@ class Watch:
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, tensor in enumerate(unique):
             if tensor.requires_grad and torch.is_grad_enabled():
+                self.waits_for_gradients = True
                 self._undo.add(self._watch_gradient(into, str(place), tensor).remove)
 
     def _watch_gradient(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
@@ -360,6 +359,7 @@ class Watch:
             with self._lock:
                 encoder = Encoder(ref or self.snapshots.ref)
                 into.setdefault(key, []).append(encoder.encode(grad))
+                self.waits_for_gradients = False
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]
 

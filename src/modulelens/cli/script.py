@@ -46,6 +46,7 @@ class ScriptOptions:
 
     name: str | None = None
     modules: Sequence[str] = ("*",)
+    methods: Sequence[str] = ()
     keep: Keep = dataclasses.field(default_factory=Keep)
     warmup: int = 1
     steps: int = 1
@@ -244,6 +245,7 @@ class _Watcher:
                 module,
                 name=options.name or _class_name(module),
                 modules=list(options.modules),
+                methods=list(options.methods),
                 keep=options.keep,
                 steps=options.steps,
             )

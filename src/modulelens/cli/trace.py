@@ -54,7 +54,7 @@ def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) 
     return Reply(data, text if _speaks() else "", next=next_commands, warnings=trace.warnings)
 
 
-def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **named: Any) -> ScriptOptions:
+def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **more: Any) -> ScriptOptions:
     if keep not in ("full", "shape"):
         raise UsageError(f"--keep {keep}: use full or shape")
     from modulelens.capture import Keep
@@ -65,7 +65,7 @@ def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **named: An
         modules=tuple(modules) or ("*",),
         keep=Keep(tensors=content, weights=content, grads=grads),
         as_module=m,
-        **named,
+        **more,
     )
 
 
@@ -82,6 +82,7 @@ COMMAND = Command(
     arguments=(Argument("script", "The script and its arguments.", many=True),),
     options=(
         Option("--modules", str, "Globs over fqns or class names.", many=True, metavar="GLOB"),
+        Option("--methods", str, "Methods to record besides forward.", many=True, metavar="NAME"),
         Option("--model", str, "Class of the model to trace; else the largest.", metavar="CLASS"),
         Option("--name", str, "What to call the model; else its class.", metavar="NAME"),
         Option("--steps", int, "Steps to capture.", 1, metavar="N"),

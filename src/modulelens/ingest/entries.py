@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from modulelens.capture import Capture, Trace
 from modulelens.capture.nodes import LAZY, clean_fqn
 from modulelens.capture.reach import reached
-from modulelens.capture.select import eager
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
 from modulelens.context import RngState
@@ -142,7 +141,8 @@ class Ingest:
         for digest in {call.node for call in calls}:
             stored.used |= self._nodes.blobs[digest]
         gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
-        classes = {plain_class(type(eager(m))) for m in capture.module.modules()}
+        nodes = trace.nodes
+        classes = {plain_class(type(nodes.modules[n])) for n in nodes.reach(capture.number)}
         cls = plain_class(type(capture.module))
         packages = self._packages(classes, calls)
         metadata = Metadata(
@@ -241,9 +241,13 @@ class Ingest:
         unclear: list[str] = []
         nodes = self._trace.nodes
         prefix = nodes.fqns[call.number]
-        for number in nodes.subtree(call.number):
+        for number in nodes.reach(call.number):
             before, after = (nodes.state_at(number, m) for m in (call.entered, call.left))
             if before is after:
+                continue
+            if number not in nodes.subtree(call.number):
+                held = type(nodes.modules[number]).__name__
+                unclear.append(f"the call changed a {held} in a plain attribute: not compared")
                 continue
             path = nodes.fqns[number][len(prefix) :].strip(".")
             own = after.parameters | after.buffers | after.attributes

@@ -41,7 +41,7 @@ class NodeWriter:
         self._written: dict[tuple[Any, ...], str] = {}
         self._open: list[int] = []
         self._interned: dict[bytes, str] = {}
-        self._inits: dict[int, InitCall | None] = {}
+        self._inits: dict[int, tuple[InitCall | None, set[str]]] = {}
         self.blobs: dict[str, frozenset[str]] = {}
         self.packages: dict[str, frozenset[str]] = {}
 
@@ -53,17 +53,18 @@ class NodeWriter:
             name: None if child < 0 else (self.write(child, moment), child)
             for name, child in state.children
         }
-        key = (id(state), *children.values())
+        held = (self._reference(other, moment).get("node") for other in state.held)
+        key = (id(state), *children.values(), *held)
         digest = self._written.get(key)
         if digest is None:
-            digest = self._written[key] = self._write(number, state, children)
+            digest = self._written[key] = self._write(number, state, children, moment)
         self._open.pop()
         return digest
 
-    def _write(self, number: int, state: OwnState, children: dict[str, Any]) -> str:
+    def _write(self, number: int, state: OwnState, children: dict[str, Any], moment: int) -> str:
         outer, self._stored.used = self._stored.used, set()
         keep = self._keep(number)
-        final = functools.partial(self.final, keep=keep)
+        final = functools.partial(self.final, keep=keep, moment=moment)
         node = ModuleNode(
             cls=state.cls,
             number=number,
@@ -90,8 +91,12 @@ class NodeWriter:
     def init(self, number: int) -> InitCall | None:
         """The module's constructor call; its tensors are few and small, and always kept."""
         if number not in self._inits:
-            self._inits[number] = self._init(number)
-        return self._inits[number]
+            outer, self._stored.used = self._stored.used, set()
+            self._inits[number] = self._init(number), self._stored.used
+            self._stored.used = outer
+        call, used = self._inits[number]
+        self._stored.used |= used
+        return call
 
     def _init(self, number: int) -> InitCall | None:
         module = self._nodes.modules[number]
@@ -102,13 +107,14 @@ class NodeWriter:
         kwargs = {k: self._intern(self.final(v, keep="full")) for k, v in call.kwargs.items()}
         return InitCall(cls=call.cls, args=args, kwargs=kwargs, how=call.how)
 
-    def final(self, value: Any, *, keep: str) -> Structure:
-        """The structure with references that name stored bytes and nodes."""
+    def final(self, value: Any, *, keep: str, moment: int | None = None) -> Structure:
+        """The structure with references to stored bytes, and to nodes of a moment (the last)."""
+        at = self._nodes.epoch if moment is None else moment
 
         def ref(found: TensorRef, part: bool) -> TensorRef:
             return self._stored.final(found, keep, part)
 
-        return map_refs(value, ref, self._reference)
+        return map_refs(value, ref, lambda number: self._reference(number, at))
 
     def _put(self, data: bytes) -> str:
         digest = self._stored.put(data)
@@ -128,7 +134,7 @@ class NodeWriter:
         self._stored.used.add(digest)
         return {"$intern": digest}
 
-    def _reference(self, number: int) -> dict[str, Any]:
+    def _reference(self, number: int, moment: int) -> dict[str, Any]:
         """A module inside a value: its node, or its plain scalars when it is an ancestor."""
         nodes = self._nodes
         cls = type(nodes.modules[number]).__qualname__
@@ -140,7 +146,7 @@ class NodeWriter:
             return found | {
                 "scalars": {k: v for k, v in attributes.items() if isinstance(v, _PLAIN)}
             }
-        digest = self.write(number, nodes.epoch)
+        digest = self.write(number, moment)
         self._stored.used |= self.blobs[digest]
         return found | {"node": digest}
 

@@ -32,6 +32,8 @@ _MAX_DEPTH = 120
 _MAX_NODES = 200_000
 _JSON_INT = 1 << 62
 _INLINE_BYTES = 1024
+#: Where what `torch.compile` makes of a function or method keeps that.
+_COMPILED_FROM = "_torchdynamo_orig_callable"
 
 
 #: The numbered values inside an object, itself first, and its JSON.
@@ -173,6 +175,8 @@ class Encoder:
         path = path_of(value)
         if path is not None:
             return {"$class" if isinstance(value, type) else "$function": path}
+        if isinstance(value, types.FunctionType) and _COMPILED_FROM in vars(value):
+            return self.encode(vars(value)[_COMPILED_FROM], depth + 1)  # it ran eagerly
         owner = getattr(value, "__self__", None)
         if isinstance(value, types.MethodType) and not _is_own_method(value):
             return {"$bound": self._all((owner, value.__func__), depth)}
@@ -269,6 +273,8 @@ def _is_own_method(method: types.MethodType) -> bool:
     found = inspect.getattr_static(cls, method.__name__, None)
     if isinstance(found, (classmethod, staticmethod)):
         found = found.__func__
+    if getattr(found, "_modulelens", False):  # a trace listens to it
+        found = found.__wrapped__
     return found is method.__func__
 
 
