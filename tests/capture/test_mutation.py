@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import modulelens as ml
+from modulelens.capture import hook
 
 
 class TakesPages(nn.Module):
@@ -71,3 +75,49 @@ def test_a_single_argument_whose_pages_were_taken_is_not_changed(tmp_path: Any) 
     with ml.trace(Alone()) as trace:
         trace.model(torch.ones(3))
     assert trace.captures[0].calls[0].args_after is None
+
+
+class Workspace(nn.Module):
+    """Writes into memory that it frees and grows, as sharding frameworks and kernels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.buffer = torch.zeros(3, 4)
+        self.part = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.part(self.buffer).sum()
+        self.buffer.untyped_storage().resize_(0)
+        kept = self.part(self.lin(x))
+        self.buffer.untyped_storage().resize_(self.buffer.numel() * 4)
+        torch.mul(x, 2, out=self.buffer)
+        grown = self.part(self.buffer) + first
+        self.buffer = self.buffer.resize_(0).resize_(3, 4).copy_(grown.detach())
+        self.buffer.resize_as_(torch.zeros(30, 4)).fill_(1).resize_(3, 4)
+        return kept + grown
+
+
+def test_memory_that_is_freed_and_grown_is_the_users_own(tmp_path: Path) -> None:
+    gc.collect()
+    others = len(hook._guards)  # traces that other tests left for the collector
+    torch.manual_seed(0)
+    plain = Workspace()
+    model = copy.deepcopy(plain)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    wanted = plain(x), plain(y)
+    with ml.trace(model, name="w") as trace:
+        assert model(x).equal(wanted[0])
+    y.untyped_storage().resize_(400)
+    model.buffer.resize_(400)
+    model.buffer.resize_(3, 4)
+    assert model(y).equal(wanted[1])
+    entries = {e.fqn: e for e in ml.Repo(tmp_path / "repo").add(trace, verify=False)}
+    assert entries["lin"].check()
+    assert entries["part"].check()
+    assert entries["part"].outputs(call=0).equal(torch.zeros(3, 4))
+    assert entries["part"].outputs(call=2).equal(x * 2)
+    del trace, entries
+    gc.collect()
+    assert len(hook._guards) == others
+    assert others or "resize_" not in vars(torch.Tensor)

@@ -96,6 +96,46 @@ def wrap_function(undo: Undo, name: str, around: Callable[..., Any]) -> None:
     setattr(torch, name, wrapped)
 
 
+_RESIZES: tuple[tuple[Any, str], ...] = (
+    (torch.UntypedStorage, "resize_"),
+    (torch.Tensor, "resize_"),
+    (torch.Tensor, "resize_as_"),
+)
+_guards: list[Undo] = []
+
+
+def guard_resizes(undo: Undo) -> None:
+    """Lets memory that shares its pages own them before it is resized.
+
+    torch breaks such memory else (FSDP frees a layer's weights that way), as long as it is shared.
+    """
+
+    def leave() -> None:
+        if undo in _guards:
+            _guards.remove(undo)
+        for cls, name in () if _guards else _RESIZES:
+            if getattr(vars(cls).get(name), "_modulelens", False):
+                delattr(cls, name)  # its base has torch's own
+
+    undo.add(leave)
+    _guards.append(undo)
+    for cls, name in _RESIZES:
+        if name not in vars(cls):
+            setattr(cls, name, _owning(getattr(cls, name)))
+
+
+def _owning(original: Any) -> Any:
+    @functools.wraps(original)
+    def resize(memory: Any, *args: Any, **kwargs: Any) -> Any:
+        if memory.device.type == "cpu" and not torch.compiler.is_compiling():
+            memory.data_ptr()  # asked for where it is, it is made its own
+        return original(memory, *args, **kwargs)
+
+    marked: Any = resize
+    marked._modulelens = True
+    return marked
+
+
 _eager: list[Undo] = []
 _stances: list[Any] = []
 

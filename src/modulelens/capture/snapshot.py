@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from modulelens.capture.tables import Rows, is_whole
+from modulelens.errors import NotRebuildable
 from modulelens.records import TensorRef
 from modulelens.tree import dtype_of, spec_of
 
@@ -102,7 +103,11 @@ class Snapshots:
         self._holding = False
 
     def ref(self, tensor: Tensor) -> TensorRef:
-        """The tensor's reference; takes a snapshot of its storage unless there is a current one."""
+        """The tensor's reference; takes a snapshot of its storage unless there is a current one.
+
+        Raises:
+            NotRebuildable: Its memory was freed, as sharding frameworks do.
+        """
         if tensor.is_meta:  # it has no bytes, and is made anew without any
             return TensorRef(spec=spec_of(tensor), group=-1, leaf=tensor.is_leaf)
         met = self._met.get(id(tensor))
@@ -254,6 +259,8 @@ class Snapshots:
     ) -> Snapshot:
         start, shared, pending, rows, held = 0, False, None, None, None
         data: torch.UntypedStorage
+        if _extent(tensor)[1] > storage.nbytes():
+            raise NotRebuildable("its memory was freed", reason="not_kept")
         if _C._storage_address(tensor) in self._tables and is_whole(tensor):
             data, rows = torch.UntypedStorage(0), Rows(tensor)
             held = _share(tensor) if self._holding and tensor.is_cpu else None

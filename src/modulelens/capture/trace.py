@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from modulelens.capture.capture import Capture, captures_of, coverage_of, missed, unregistered
-from modulelens.capture.hook import Undo, finish
+from modulelens.capture.hook import Undo, finish, guard_resizes
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import Nodes
@@ -174,6 +174,10 @@ class Trace:
         )
         self._watch = watch
         try:
+            if not self.watches:
+                shared = Undo()
+                weakref.finalize(self.snapshots, shared.run)
+                guard_resizes(shared)
             watch.install(self._on_optimizer_step)
         except Exception as error:  # noqa: BLE001 - boundary: the user's step goes on without us
             self._watch = None

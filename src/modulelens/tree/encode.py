@@ -136,9 +136,13 @@ class Encoder:
                 return self._refuse(value, error.message)
             except Exception as error:  # noqa: BLE001 - boundary: a subclass of somebody else's
                 return self._refuse(value, f"{type(error).__name__}: {error}")
+        try:
+            ref = self._tensor(value)
+        except NotRebuildable as error:
+            return self._refuse(value, error.message)
         if not is_parameter(value):
-            return {"$tensor": self._tensor(value)}
-        found = {"$parameter": self._tensor(value)}
+            return {"$tensor": ref}
+        found = {"$parameter": ref}
         extra = value.__dict__
         if extra:
             found["vars"] = self.encode({k: v for k, v in extra.items() if _hangs(k, v)}, depth + 1)
