@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from modulelens.capture.nodes import clean_fqn
 from modulelens.capture.select import other_methods
 from modulelens.capture.watch import SeenCall
+from modulelens.capture.wrappers import clean_fqn, own_class
 from modulelens.records import Coverage, CoverageList, Fate
 from modulelens.tree import display_path
 
@@ -61,12 +61,12 @@ def captures_of(trace: Trace) -> list[Capture]:
         Capture(
             number=number,
             fqn=nodes.fqns[number],
-            cls=display_path(type(nodes.modules[number])),
+            cls=display_path(own_class(type(nodes.modules[number]))),
             module=nodes.modules[number],
             calls=by_number[number],
             dropped_calls=sum(max(w.counts[number] - w.keep.max_calls, 0) for w in trace.watches),
             recomputes=sum(w.recomputes.get(number, 0) for w in trace.watches),
-            param_grads=_param_grads(trace, nodes.modules[number]),
+            param_grads=_param_grads(trace, number),
             table_rows=_table_rows(trace, number, by_number[number][0].entered) if partly else {},
         )
         for number in trace.targets
@@ -74,12 +74,16 @@ def captures_of(trace: Trace) -> list[Capture]:
     ]
 
 
-def _param_grads(trace: Trace, module: nn.Module) -> dict[str, Any]:
+def _param_grads(trace: Trace, number: int) -> dict[str, Any]:
     if not trace.keep.grads or not trace.watches:
         return {}
-    grads = trace.watches[0].param_grads
-    named = module.named_parameters(remove_duplicate=False)
-    return {clean_fqn(name): grads[id(p)] for name, p in named if id(p) in grads}
+    watch, nodes = trace.watches[0], trace.nodes
+    paths = {n: nodes.fqns[n][len(nodes.fqns[number]) :].strip(".") for n in nodes.subtree(number)}
+    return {
+        f"{paths[owner]}.{name}".strip("."): watch.param_grads[key]
+        for (owner, name), key in watch.grad_places.items()
+        if owner in paths and key in watch.param_grads
+    }
 
 
 def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, int]]:
@@ -102,7 +106,7 @@ def coverage_of(trace: Trace) -> CoverageList:
 
 def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
     module, fqn = trace.nodes.modules[number], trace.nodes.fqns[number]
-    cls = display_path(type(module))
+    cls = display_path(own_class(type(module)))
     recomputes = sum(w.recomputes.get(number, 0) for w in trace.watches)
     failure = next((w.failures[number] for w in trace.watches if number in w.failures), "")
     capture = called.get(number)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from modulelens.capture.wrappers import own_class
 from modulelens.records import InitCall, TensorRef
 from modulelens.tree import Encoder, display_path, spec_of
 
@@ -74,7 +75,11 @@ def init_record(module: nn.Module) -> InitRecord | None:
     (lazy modules), or when it does not bind to the class's signature.
     """
     record = vars(module).get(KEY)
-    if not isinstance(record, InitRecord) or not record.confirmed or record.cls is not type(module):
+    if (
+        not isinstance(record, InitRecord)
+        or not record.confirmed
+        or record.cls is not own_class(type(module))
+    ):
         return None
     try:
         inspect.signature(record.cls.__init__).bind(module, *record.args, **record.kwargs)

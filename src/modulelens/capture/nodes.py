@@ -19,11 +19,18 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
-from modulelens.capture.select import eager
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.unchanged import Unchanged
+from modulelens.capture.wrappers import (
+    FRAMEWORK_KEYS,
+    clean_fqn,
+    eager,
+    is_framework_hook,
+    own_class,
+)
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
+from modulelens.tree.shards import PART
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -128,6 +135,23 @@ class Nodes:
         place = bisect.bisect_right(versions, moment, key=lambda v: v[0]) - 1
         return versions[max(place, 0)][1]
 
+    def fill_shards(self) -> None:
+        """Gives moments at which a weight lay in shards the whole weight of the next use.
+
+        FSDP gathers a layer's weights for the time of its own calls; who calls it sees shards.
+        """
+        for versions in self.versions:
+            known: list[tuple[dict[str, Any], dict[str, Any]]] = []
+            for place, (moment, state) in enumerate(versions):
+                own = state.parameters
+                if not any(map(_is_part, own.values())):
+                    continue
+                later = (s.parameters for _, s in versions[place + 1 :])
+                found = next((whole for part, whole in known if part == own), None)
+                found = found or next((p for p in later if not any(map(_is_part, p.values()))), own)
+                known.append((own, found))
+                versions[place] = moment, dataclasses.replace(state, parameters=found)
+
     def forget_live(self) -> None:
         """Drops what was held for telling changes."""
         self._unchanged.clear()
@@ -177,7 +201,7 @@ class Nodes:
         attributes: dict[str, Any] = {}
         opaque: dict[str, str] = {}
         for name, value in inside.items():
-            if name in _INTERNAL:
+            if name in _INTERNAL or name.startswith(FRAMEWORK_KEYS):
                 continue
             seen = len(encoder.opaque)
             attributes[name] = Encoder.encode(encoder, value)
@@ -190,7 +214,7 @@ class Nodes:
         parametrized: tuple[str, ...] = ()
         if parametrize.is_parametrized(module):
             parametrized = tuple(inside["_modules"]["parametrizations"])
-        cls = type(module).__mro__[1] if parametrized else type(module)
+        cls = own_class(type(module))
         return OwnState(
             cls=display_path(cls),
             training=inside["training"],
@@ -220,7 +244,7 @@ class Nodes:
         kept, foreign = [], []
         for kind, kwargs_kind in _HOOK_DICTS:
             for hook_id, hook in inside[kind].items():
-                if hook_id in self._own_hooks:
+                if hook_id in self._own_hooks or is_framework_hook(hook):
                     continue
                 encoder = Encoder(self._ref, module=self.refer)
                 encoded = encoder.encode(hook)
@@ -244,9 +268,8 @@ def _modules_in(value: Any) -> Iterator[int]:
         yield from _modules_in(item)
 
 
-def clean_fqn(fqn: str) -> str:
-    """The path without the segment that `torch.compile` puts in."""
-    return ".".join(part for part in fqn.split(".") if part != "_orig_mod")
+def _is_part(value: Any) -> bool:
+    return isinstance(value, dict) and PART in value
 
 
 def has_weight_hooks(module: nn.Module) -> bool:
@@ -258,7 +281,7 @@ def has_weight_hooks(module: nn.Module) -> bool:
 
 def _unreadable(module: nn.Module, refused: str) -> OwnState:
     return OwnState(
-        cls=display_path(type(module)),
+        cls=display_path(own_class(type(module))),
         training=module.training,
         parameters={},
         buffers={},

@@ -11,43 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from modulelens.capture.wrappers import own_class
 from modulelens.errors import NotFound, UsageError
-
-
-def eager(module: nn.Module) -> nn.Module:
-    """The module inside what `torch.compile(module)` gives; any other module as it is."""
-    while type(module).__name__ == "OptimizedModule" and isinstance(
-        inner := module._modules.get("_orig_mod"), nn.Module
-    ):
-        module = inner
-    return module
-
-
-def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model inside `torch.compile`, DataParallel and DistributedDataParallel wrappers.
-
-    Returns:
-        The inner model, and the class names of the wrappers around it, outermost first.
-    """
-    wrappers: list[str] = []
-    while True:
-        inner = eager(model)
-        if inner is not model:
-            wrappers.append("torch.compile")
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-            wrappers.append(type(model).__name__)
-        else:
-            return model, wrappers
-        model = inner
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model, a wrapper around it or a module inside it runs code of `torch.compile`."""
-    return any(
-        eager(module) is not module or vars(module).get("_compiled_call_impl") is not None
-        for module in model.modules()
-    )
 
 
 def check_model(model: object) -> None:
@@ -93,10 +58,10 @@ def select(
             i
             for i, (name, module) in enumerate(zip(names, modules, strict=True))
             if fnmatch.fnmatchcase(name, pattern)
-            or fnmatch.fnmatchcase(type(module).__name__, pattern)
+            or fnmatch.fnmatchcase(own_class(type(module)).__name__, pattern)
         }
         if not hits:
-            known = [*names, *{type(m).__name__ for m in modules}]
+            known = [*names, *{own_class(type(m)).__name__ for m in modules}]
             raise NotFound(
                 f"no module matches {pattern!r}",
                 hint="patterns are globs over fqns ('layers.*.attn') or class names ('Linear')",

@@ -25,9 +25,10 @@ from modulelens.capture.hook import Undo, finish, guard_resizes
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import Nodes
-from modulelens.capture.select import check_model, is_compiled, select, select_methods, unwrap
+from modulelens.capture.select import check_model, select, select_methods
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
+from modulelens.capture.wrappers import is_compiled, unwrap
 from modulelens.environment import read_environment
 from modulelens.errors import Conflict, UsageError
 from modulelens.records import CoverageList, Environment
@@ -217,6 +218,7 @@ class Trace:
         if self._steps_read == len(self.watches):
             return  # read when the last step ended; its gradients may be gone by now
         try:
+            self.nodes.fill_shards()
             self.captures = captures_of(self)
             self.coverage = coverage_of(self)
             self.warnings += missed(self)[:_MOST_MISSED]

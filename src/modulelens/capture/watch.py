@@ -39,6 +39,7 @@ from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngState, RngWatch
 from modulelens.records import Ambient, TensorRef
 from modulelens.tree import Encoder
+from modulelens.tree.shards import is_part
 
 _C: Any = torch._C
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
@@ -105,6 +106,9 @@ class Watch:
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
         self.param_grads: dict[int, Any] = {}
+        self.grad_places: dict[tuple[int, str], int] = {}
+        self._hooked: set[int] = set()
+        self._sharded = False
         self.waits_for_gradients = False
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
@@ -180,16 +184,18 @@ class Watch:
         wrap_function(self._undo, "ctc_loss", unshared)
 
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
-        seen: dict[int, int] = {}
         for number in numbers:
-            for parameter in self.nodes.modules[number]._parameters.values():
+            for name, parameter in self.nodes.modules[number]._parameters.items():
                 if parameter is None or isinstance(parameter, LAZY):
                     continue
                 if not (parameter.requires_grad and parameter.is_leaf):
                     continue
-                if seen.setdefault(id(parameter), number) == number:
-                    hook = functools.partial(self._param_grad, id(parameter))
-                    hook_gradient(self._undo, parameter, hook)
+                key = id(parameter)
+                if key not in self._hooked:
+                    self._hooked.add(key)
+                    hook_gradient(self._undo, parameter, functools.partial(self._param_grad, key))
+                self._sharded |= is_part(parameter)
+                self.grad_places[number, name] = key
 
     def remove(self) -> None:
         """Removes all that was installed, in reverse order. Safe to call twice."""
@@ -269,6 +275,8 @@ class Watch:
         call.opaque = encoder.opaque
         if self.keep.grads:
             self._watch_gradients(call.grad_input, leaves)
+            if self._sharded:  # a weight is another tensor while it is gathered
+                self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call))
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:

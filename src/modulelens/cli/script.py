@@ -27,7 +27,7 @@ from torch import nn
 
 from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
-from modulelens.capture.select import unwrap
+from modulelens.capture.wrappers import unwrap
 from modulelens.capture.trace import Trace
 from modulelens.errors import ForeignError, ModuleLensError, NotFound
 

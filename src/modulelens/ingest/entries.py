@@ -17,10 +17,11 @@ import msgspec
 from torch import Tensor, nn
 
 from modulelens.capture import Capture, Trace
-from modulelens.capture.nodes import LAZY, clean_fqn
+from modulelens.capture.nodes import LAZY
 from modulelens.capture.reach import reached
 from modulelens.capture.source import source_of
 from modulelens.capture.watch import SeenCall
+from modulelens.capture.wrappers import clean_fqn, own_class
 from modulelens.context import RngState
 from modulelens.environment import is_own
 from modulelens.errors import NotFound
@@ -142,8 +143,8 @@ class Ingest:
             stored.used |= self._nodes.blobs[digest]
         gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
         nodes = trace.nodes
-        classes = {plain_class(type(nodes.modules[n])) for n in nodes.reach(capture.number)}
-        cls = plain_class(type(capture.module))
+        classes = {own_class(type(nodes.modules[n])) for n in nodes.reach(capture.number)}
+        cls = own_class(type(capture.module))
         packages = self._packages(classes, calls)
         metadata = Metadata(
             schema=SCHEMA,
@@ -291,12 +292,6 @@ class Ingest:
             for name, p in capture.module.named_parameters(remove_duplicate=False)
             if id(p) in self._holders
         }
-
-
-def plain_class(cls: type) -> type:
-    """The class as its author wrote it: parametrising a module makes a class at run time."""
-    made = cls.__name__.startswith("Parametrized") and cls.__module__.startswith("torch.")
-    return cls.__mro__[1] if made else cls
 
 
 def _sources(classes: set[type]) -> dict[str, str]:

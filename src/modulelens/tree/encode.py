@@ -25,6 +25,7 @@ from modulelens.tree.functions import enclosed, local_path
 from modulelens.tree.kinds import COMPOUNDS, LITERAL_BASES, LITERALS, SOURCES, to_base64
 from modulelens.tree.names import display_path, path_of
 from modulelens.tree.objects import attributes_of, data_base, no_object_rule, slots_of
+from modulelens.tree.shards import arrived
 from modulelens.tree.tensors import encode_special, is_parameter, is_plain
 
 _MAX_DEPTH = 120
@@ -129,6 +130,9 @@ class Encoder:
 
     def _any_tensor(self, value: Tensor, depth: int) -> Any:
         if not is_plain(value):
+            plain = arrived(value)
+            if plain is not None:
+                return self._any_tensor(plain, depth)
             self.special.append(value)
             try:
                 return encode_special(value, lambda part: self.encode(part, depth + 1))

@@ -13,6 +13,7 @@ from torch.nested._internal import nested_tensor
 from modulelens.errors import NotRebuildable
 from modulelens.records import TensorSpec
 from modulelens.tree.names import Importer, path_of
+from modulelens.tree.shards import PART, is_part, part_made, take_part
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
@@ -100,6 +101,12 @@ def decode_special(kind: str, body: dict[str, Any], decode: Code, importer: Impo
         NotRebuildable: Its class is not allowed.
     """
     parts = {n: decode(part) for n, part in body.items() if n not in ("requires_grad", "parameter")}
+    if kind == PART:
+        tensor = part_made(**parts)
+        if body.get("parameter"):
+            # In place: other references to this object stay the same parameter (tied weights).
+            tensor.__class__ = torch.nn.Parameter
+        return tensor.requires_grad_() if body.get("requires_grad") else tensor
     if kind in _SUBCLASSES:
         tensor = _SUBCLASSES[kind](importer.get_class(parts.pop("cls"), Tensor), **parts)
     else:
@@ -170,6 +177,8 @@ _LAYOUTS: dict[str, tuple[Callable[[Tensor], bool], Apart, Callable[..., Tensor]
 
 def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
     cls = type(tensor)
+    if is_part(tensor):
+        return PART, {}, take_part(tensor)
     path = path_of(cls)
     if path is None:
         text = f"tensor class {cls.__qualname__} has no importable name"
@@ -211,7 +220,7 @@ def _from_data(cls: type[Tensor], data: Tensor, vars: dict[str, Any]) -> Tensor:
 
 
 _SUBCLASSES: dict[str, Callable[..., Tensor]] = {"$subclass": _from_inner, "$astensor": _from_data}
-SPECIAL_KINDS = frozenset(_LAYOUTS.keys() | _SUBCLASSES)
+SPECIAL_KINDS = frozenset({PART, *_LAYOUTS, *_SUBCLASSES})
 
 
 class _NonLeaf(torch.autograd.Function):

@@ -1,0 +1,53 @@
+"""Tensors of which a process holds a part <-> that part, and where it lies in the whole.
+
+Knows no process group: reading a record needs none, and what is made of it is the part alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+#: The kind of value that a `DTensor` is.
+PART = "$dtensor"
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Whether it is a `DTensor`; asked for by name, so that the package need not be loaded."""
+    cls = type(tensor)
+    return cls.__name__ == "DTensor" and cls.__module__.startswith("torch.distributed.")
+
+
+def arrived(tensor: Any) -> Tensor | None:
+    """The plain tensor that an `AsyncCollectiveTensor` stands for, once it is there; else None."""
+    cls = type(tensor)
+    if cls.__name__ == "AsyncCollectiveTensor" and cls.__module__.startswith("torch.distributed."):
+        return tensor.trigger_wait()  # type: ignore[no-any-return]
+    return None
+
+
+def take_part(tensor: Any) -> dict[str, Any]:
+    """This process's part, and where it is: by placement along each dimension of the mesh."""
+    spec = tensor._spec
+    mesh = spec.mesh
+    return {
+        "local": tensor._local_tensor.detach(),
+        "placements": [_placement(placement) for placement in spec.placements],
+        "mesh": list(mesh.shape),
+        "ranks": mesh.mesh.reshape(-1).tolist(),
+        "names": list(mesh.mesh_dim_names or ()),
+        "coordinate": list(mesh.get_coordinate() or ()),
+        "shape": list(spec.shape),
+        "stride": list(spec.stride),
+    }
+
+
+def _placement(placement: Any) -> dict[str, Any]:
+    named = {name: getattr(placement, name, None) for name in ("dim", "reduce_op", "split_factor")}
+    return {"kind": type(placement).__name__} | {n: v for n, v in named.items() if v is not None}
+
+
+def part_made(local: Tensor, **_where: Any) -> Tensor:
+    """The part as a plain tensor."""
+    return local
