@@ -27,8 +27,8 @@ from torch import nn
 
 from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
-from modulelens.capture.wrappers import unwrap
 from modulelens.capture.trace import Trace
+from modulelens.capture.wrappers import unwrap
 from modulelens.errors import ForeignError, ModuleLensError, NotFound
 
 _module: Any = nn.Module
