@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import uuid
 from pathlib import Path
 
 from modulelens.records import Environment
@@ -45,6 +46,7 @@ def read_environment() -> Environment:
         hostname=socket.gethostname(),
         rank=rank,
         world_size=world_size,
+        job=_job(),
     )
 
 
@@ -117,6 +119,21 @@ def _rank() -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _job() -> str:
+    """A name that all ranks of the process group agree on, through its key-value store.
+
+    No rank waits for another one.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return ""
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        return str(store.compare_set("modulelens/job", "", uuid.uuid4().hex[:12]).decode())
+    except Exception:  # noqa: BLE001 - boundary: a store of any kind, whose server may be gone
+        return ""
 
 
 def is_own(path: str) -> bool:

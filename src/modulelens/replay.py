@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from modulelens.rebuild import (
 from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
 from modulelens.tree.kinds import check_twister
+from modulelens.tree.shards import parts_in
 
 _MOST_NOTES = 8
 
@@ -143,6 +145,15 @@ class Replay:
             f"only the rows that were looked up were kept of {names}; if it uses others as well, "
         )
         return f"{text}trace with Keep(embedding_rows='all')" if names else ""
+
+    @cached_property
+    def parts(self) -> frozenset[int]:
+        """The ranks over which its weights, inputs and outputs lie in parts; empty: it is whole."""
+        calls = self.metadata.calls
+        nodes = [node for digest in {c.node for c in calls} for node in self.payload.nodes(digest)]
+        weights = [(node.parameters, node.buffers, node.attributes) for node in nodes]
+        values = [(c.args, c.kwargs, c.output) for c in calls]
+        return frozenset(rank for body in parts_in([*weights, *values]) for rank in body["ranks"])
 
     # ---- the parts
 

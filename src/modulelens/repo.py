@@ -124,6 +124,39 @@ class Repo:
             self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
         return entries
 
+    def merge(self, entry: Entry | str, *, verify: bool = True) -> Entry:
+        """A new version: the whole module, of the parts that the ranks of its job stored.
+
+        Raises:
+            UsageError: It does not lie in parts.
+            NotFound: The entry of a rank is missing.
+            NotRebuildable: Parts lie in a way that cannot be put together.
+        """
+        from modulelens.merge import merge
+
+        found = self[entry] if isinstance(entry, str) else entry
+        if not found._replay().parts:
+            raise UsageError(f"{found.name}@v{found.version} is whole: there is nothing to merge")
+        same = self._siblings(found.metadata)
+        with self._store.adding():
+            (stored,) = self._store.put_entries([merge(self._store, same)])
+        merged = Entry(self._store, stored, self._allow)
+        if verify:
+            self.verify([merged])
+        return merged
+
+    def _siblings(self, wanted: Metadata) -> list[Metadata]:
+        """The newest entry of each rank, of the same module, job and step."""
+        by_rank: dict[int, Metadata] = {}
+        for entry in self.find({"model": wanted.model, "fqn": wanted.fqn}, limit=None):
+            other = entry.metadata
+            same = other.environment.job == wanted.environment.job and other.step == wanted.step
+            rank = other.environment.rank
+            newest = rank not in by_rank or other.version > by_rank[rank].version
+            if same and newest and not other.merged:
+                by_rank[rank] = other
+        return list(by_rank.values())
+
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
         """Replays entries in a warm worker process and stores their grades."""
         from concurrent.futures import ThreadPoolExecutor

@@ -39,7 +39,7 @@ from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngState, RngWatch
 from modulelens.records import Ambient, TensorRef
 from modulelens.tree import Encoder
-from modulelens.tree.shards import is_part
+from modulelens.tree.shards import inside, is_part
 
 _C: Any = torch._C
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
@@ -274,7 +274,7 @@ class Watch:
         )
         call.opaque = encoder.opaque
         if self.keep.grads:
-            self._watch_gradients(call.grad_input, leaves)
+            self._watch_gradients(call.grad_input, leaves, encoder.special)
             if self._sharded:  # a weight is another tensor while it is gathered
                 self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call))
@@ -314,7 +314,7 @@ class Watch:
         call.output = encoder.encode(output)
         call.opaque_output = encoder.opaque
         if self.keep.grads:
-            self._watch_gradients(call.grad_output, leaves)
+            self._watch_gradients(call.grad_output, leaves, encoder.special)
         call.leaves = []
         self.calls.append(call)
 
@@ -335,10 +335,12 @@ class Watch:
     # ---- gradients
 
     def _watch_gradients(
-        self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]]
+        self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]], special: list[Tensor]
     ) -> None:
+        around = {id(inside(tensor)): tensor for tensor in special}
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
-        for place, tensor in enumerate(unique):
+        for place, plain in enumerate(unique):
+            tensor = around.get(id(plain), plain)
             if tensor.requires_grad and torch.is_grad_enabled():
                 self.waits_for_gradients = True
                 self._undo.add(self._watch_gradient(into, str(place), tensor).remove)

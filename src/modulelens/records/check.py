@@ -47,6 +47,7 @@ class Reason(Word):
     NOT_KEPT = "not_kept"
     SHARED_PARAMETER = "shared_parameter"
     SHARED_INPUT = "shared_input"
+    SHARDED = "sharded"
     MISMATCH = "mismatch"
     RUNTIME_ERROR = "runtime_error"
     CRASHED = "crashed"

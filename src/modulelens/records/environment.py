@@ -10,7 +10,10 @@ from modulelens.records.tensor import Structure
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Software, hardware and repository at capture time."""
+    """Software, hardware and repository at capture time.
+
+    `job` is the same on all ranks of one process group, and of no other.
+    """
 
     python: str = ""
     torch: str = ""
@@ -26,6 +29,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hostname: str = ""
     rank: int = 0
     world_size: int = 1
+    job: str = ""
 
 
 class Autocast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     packages whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each
     was found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the
     tensors of this module (shared ones included, each storage once). `table_rows` says of which
-    embedding tables so many rows were kept, of so many: those that were looked up.
+    embedding tables so many rows were kept, of so many: those that were looked up. `merged` are the
+    ranks whose parts were put together.
     """
 
     schema: int
@@ -62,6 +63,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     measurement: Measurement | None = None
     profile: Profile | None = None
     warnings: tuple[str, ...] = ()
+    merged: tuple[int, ...] = ()
 
     @property
     def collection(self) -> str:

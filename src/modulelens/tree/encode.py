@@ -130,10 +130,10 @@ class Encoder:
 
     def _any_tensor(self, value: Tensor, depth: int) -> Any:
         if not is_plain(value):
+            self.special.append(value)
             plain = arrived(value)
             if plain is not None:
                 return self._any_tensor(plain, depth)
-            self.special.append(value)
             try:
                 return encode_special(value, lambda part: self.encode(part, depth + 1))
             except NotRebuildable as error:

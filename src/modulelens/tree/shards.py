@@ -32,7 +32,7 @@ def take_part(tensor: Any) -> dict[str, Any]:
     spec = tensor._spec
     mesh = spec.mesh
     return {
-        "local": tensor._local_tensor.detach(),
+        "local": tensor._local_tensor,
         "placements": [_placement(placement) for placement in spec.placements],
         "mesh": list(mesh.shape),
         "ranks": mesh.mesh.reshape(-1).tolist(),
@@ -41,6 +41,22 @@ def take_part(tensor: Any) -> dict[str, Any]:
         "shape": list(spec.shape),
         "stride": list(spec.stride),
     }
+
+
+def inside(tensor: Any) -> Tensor:
+    """The plain tensor that stands in a record for a part, or for one that arrived."""
+    plain: Tensor = tensor._local_tensor if is_part(tensor) else getattr(tensor, "elem", tensor)
+    return plain
+
+
+def parts_in(value: Any) -> list[dict[str, Any]]:
+    """The bodies of all parts inside structures that are not whole."""
+    if isinstance(value, dict):
+        if PART in value:
+            body = value[PART]
+            return [body] if any(p["kind"] != "Replicate" for p in body["placements"]) else []
+        value = list(value.values())
+    return [b for item in value for b in parts_in(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _placement(placement: Any) -> dict[str, Any]:

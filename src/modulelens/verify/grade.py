@@ -125,6 +125,9 @@ def _grade_outputs(
         return level, reason, worst
     if replay.gap:
         return GradeLevel.NO, (Reason.NOT_KEPT.value, f"{found.reason}; {replay.gap}"), worst
+    if replay.parts:
+        text = f"{found.reason}; it lies in parts on ranks {sorted(replay.parts)}: merge them"
+        return GradeLevel.NO, (Reason.SHARDED.value, text), worst
     text = "; ".join((found.reason, *replaced(replay)))
     return GradeLevel.NO, (Reason.MISMATCH.value, text), worst
 

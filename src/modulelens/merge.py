@@ -1,0 +1,184 @@
+"""One module's entries of several ranks -> one entry of the whole module. Needs no process group.
+
+A rank holds parts of weights, inputs and outputs. Here they are put together along the places that
+each part was recorded with; what is whole on every rank is that of the first one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from modulelens.errors import NotFound, NotRebuildable
+from modulelens.records import Call, Metadata, ModuleNode, TensorRef, as_ref, to_json
+from modulelens.replay import Replay
+from modulelens.store import LocalStore
+from modulelens.stored import replay_of
+from modulelens.tree import spec_of
+from modulelens.tree.shards import PART
+
+_CALL_VALUES = (
+    *("args", "kwargs", "output", "args_after", "kwargs_after", "buffers_after"),
+    *("attributes_after", "grad_output", "grad_input"),
+)
+_NODE_VALUES = ("parameters", "buffers", "attributes")
+_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
+
+
+def merge(store: LocalStore, parts: Sequence[Metadata]) -> tuple[Metadata, dict[str, Tensor]]:
+    """The record (without version) and the small tensors of the whole module.
+
+    Args:
+        store: Holds the parts; the whole tensors are put there.
+        parts: One entry per rank, of the same module and step.
+
+    Raises:
+        NotFound: A rank's entry is missing.
+        NotRebuildable: Parts lie in a way that has no rule here.
+    """
+    return _Merge(store, sorted(parts, key=lambda part: part.environment.rank)).run()
+
+
+class _Merge:
+    def __init__(self, store: LocalStore, parts: Sequence[Metadata]) -> None:
+        self._store = store
+        self._parts = parts
+        self._replays = [replay_of(store, part) for part in parts]
+        self._made: dict[Any, dict[str, Any]] = {}
+        self._nodes: dict[tuple[str, ...], str] = {}
+        self._sizes: dict[str, int] = {}
+        self._texts: list[bytes] = []
+
+    def run(self) -> tuple[Metadata, dict[str, Tensor]]:
+        """Merges calls and nodes, and says what of the first rank's bytes is still needed."""
+        first = self._parts[0]
+        calls = tuple(self._call(found) for found in zip(*(p.calls for p in self._parts)))  # noqa: B905
+        grads = self.value([part.param_grads for part in self._parts])
+        self._texts.append(to_json(msgspec.structs.replace(first, calls=calls, param_grads=grads)))
+        used = {found.decode() for text in self._texts for found in _DIGEST.findall(text)}
+        sizes = first.blobs | self._sizes
+        merged = msgspec.structs.replace(
+            first,
+            version=0,
+            node=calls[0].node,
+            calls=calls,
+            param_grads=grads,
+            blobs={digest: sizes[digest] for digest in sorted(used & sizes.keys())},
+            grade=None,
+            merged=tuple(part.environment.rank for part in self._parts),
+        )
+        return merged, self._store.state(first.id)
+
+    def _call(self, calls: Sequence[Call]) -> Call:
+        node = self._node(tuple(call.node for call in calls))
+        values = {name: self.value([getattr(c, name) for c in calls]) for name in _CALL_VALUES}
+        return msgspec.structs.replace(calls[0], node=node, **values)
+
+    def _node(self, digests: tuple[str, ...]) -> str:
+        if digests not in self._nodes:
+            pairs = zip(self._replays, digests, strict=True)
+            nodes: list[ModuleNode] = [replay.payload.node(digest) for replay, digest in pairs]
+            children = {
+                name: child and (self._node(tuple(_child(n, name) for n in nodes)), child[1])
+                for name, child in nodes[0].children.items()
+            }
+            values = {name: self.value([getattr(n, name) for n in nodes]) for name in _NODE_VALUES}
+            data = to_json(msgspec.structs.replace(nodes[0], children=children, **values))
+            self._texts.append(data)
+            self._nodes[digests] = self._put(data)
+        return self._nodes[digests]
+
+    def _put(self, data: bytes | memoryview) -> str:
+        (digest,) = self._store.put_blobs([data])
+        self._sizes[digest] = memoryview(data).nbytes
+        return digest
+
+    def value(self, found: Sequence[Any]) -> Any:
+        """The first rank's value, with the parts in it put together."""
+        first = found[0]
+        if isinstance(first, dict):
+            if PART in first:
+                return self._whole([each[PART] for each in found])
+            return {key: self.value([_item(each, key, first) for each in found]) for key in first}
+        if isinstance(first, list):
+            places = range(len(first))
+            return [self.value([_item(each, place, first) for each in found]) for place in places]
+        return first
+
+    def _whole(self, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        body = bodies[0]
+        local = next(iter(body["local"].values()))
+        key = as_ref(local).object
+        if key < 0 or key not in self._made:
+            ranks = [part.environment.rank for part in self._parts]
+            missing = sorted(set(body["ranks"]) - set(ranks))
+            if missing:
+                name = self._parts[0].name
+                raise NotFound(f"{name} lies on ranks {body['ranks']}; there is none of {missing}")
+            order = [ranks.index(rank) for rank in body["ranks"]]
+            locals_ = [_local(self._replays[i], bodies[i]) for i in order]
+            whole = torch.empty_strided(body["shape"], body["stride"], dtype=locals_[0].dtype)
+            whole.copy_(join(locals_, body["mesh"], body["placements"]))
+            flat = torch.empty(0, dtype=torch.uint8).set_(whole.untyped_storage())
+            ref = TensorRef(
+                spec=msgspec.structs.replace(spec_of(whole), requires_grad=body["requires_grad"]),
+                group=(1 << 30) + len(self._made),
+                object=key,
+                nbytes=flat.numel(),
+                blob=self._put(flat.numpy().data),
+                leaf=as_ref(local).leaf,
+            )
+            self._made[key] = {"$parameter" if body.get("parameter") else "$tensor": ref}
+        return self._made[key]
+
+
+def join(parts: Sequence[Tensor], mesh: Sequence[int], placements: Sequence[Any]) -> Tensor:
+    """The whole of which the ranks of a mesh hold parts.
+
+    Args:
+        parts: In the order of the mesh's ranks.
+        mesh: Its shape.
+        placements: How the whole lies along each of its dimensions.
+
+    Raises:
+        NotRebuildable: A placement has no rule here.
+    """
+    if not mesh:
+        return parts[0]
+    size = math.prod(mesh[1:])
+    inner = [join(parts[i * size : (i + 1) * size], mesh[1:], placements[1:]) for i in range(mesh[0])]
+    kind, dim = placements[0]["kind"], placements[0].get("dim", 0)
+    if kind == "Shard":
+        return torch.cat(inner, dim)
+    if kind == "Replicate":
+        return inner[0]
+    if kind == "Partial" and placements[0].get("reduce_op") == "sum":
+        return functools.reduce(torch.add, inner)
+    raise NotRebuildable(f"parts that lie as {placements[0]} have no rule", reason="sharded")
+
+
+def _local(replay: Replay, body: dict[str, Any]) -> Tensor:
+    made: Tensor = replay.value(body["local"])
+    return made.detach()
+
+
+def _child(node: ModuleNode, name: str) -> str:
+    child = node.children.get(name)
+    if child is None:
+        raise NotFound(f"{node.fqn or node.cls} has no {name} on another rank")
+    return child[0]
+
+
+def _item(found: Any, key: Any, first: Any) -> Any:
+    """What another rank has in that place, else what the first one has."""
+    try:
+        return found[key]
+    except (KeyError, IndexError, TypeError):
+        return first[key]
