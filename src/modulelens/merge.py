@@ -153,7 +153,9 @@ def join(parts: Sequence[Tensor], mesh: Sequence[int], placements: Sequence[Any]
     if not mesh:
         return parts[0]
     size = math.prod(mesh[1:])
-    inner = [join(parts[i * size : (i + 1) * size], mesh[1:], placements[1:]) for i in range(mesh[0])]
+    inner = [
+        join(parts[i * size : (i + 1) * size], mesh[1:], placements[1:]) for i in range(mesh[0])
+    ]
     kind, dim = placements[0]["kind"], placements[0].get("dim", 0)
     if kind == "Shard":
         return torch.cat(inner, dim)

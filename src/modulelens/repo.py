@@ -122,7 +122,18 @@ class Repo:
                 raise DiskFull(f"{error.message}; {missing}", hint=error.hint) from error
         if verify:
             self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
+        self._merge_all(entries, verify=verify)
         return entries
+
+    def _merge_all(self, entries: Sequence[Entry], *, verify: bool) -> None:
+        """Merges those whose last part has come with them."""
+        for entry in entries:
+            if entry.metadata.environment.world_size > 1 and (ranks := entry._replay().parts):
+                found = self._siblings(entry.metadata)
+                if ranks <= {part.environment.rank for part in found}:
+                    merged = self.merge(entry, verify=verify)
+                    if self._merged_before(merged.metadata):
+                        self.remove(merged)  # another rank was faster
 
     def merge(self, entry: Entry | str, *, verify: bool = True) -> Entry:
         """A new version: the whole module, of the parts that the ranks of its job stored.
@@ -145,14 +156,19 @@ class Repo:
             self.verify([merged])
         return merged
 
+    def _merged_before(self, wanted: Metadata) -> bool:
+        found = self.find({"model": wanted.model, "fqn": wanted.fqn})
+        same = (e.metadata for e in found if e.metadata.environment.job == wanted.environment.job)
+        return any(m.merged and m.step == wanted.step and m.version < wanted.version for m in same)
+
     def _siblings(self, wanted: Metadata) -> list[Metadata]:
         """The newest entry of each rank, of the same module, job and step."""
-        by_rank: dict[int, Metadata] = {}
-        for entry in self.find({"model": wanted.model, "fqn": wanted.fqn}, limit=None):
+        job, by_rank = wanted.environment.job, dict[int, Metadata]()
+        for entry in self.find({"model": wanted.model, "fqn": wanted.fqn}):
             other = entry.metadata
-            same = other.environment.job == wanted.environment.job and other.step == wanted.step
             rank = other.environment.rank
             newest = rank not in by_rank or other.version > by_rank[rank].version
+            same = other.environment.job == job and other.step == wanted.step
             if same and newest and not other.merged:
                 by_rank[rank] = other
         return list(by_rank.values())

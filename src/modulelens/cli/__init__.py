@@ -26,6 +26,7 @@ COMMANDS = (
     "profile",
     "diff",
     "export",
+    "merge",
     "tag",
     "alias",
     "remove",

@@ -165,6 +165,12 @@ def _as_main(script: str, argv: Sequence[str], as_module: bool) -> Iterator[None
         sys.argv, sys.path[:] = saved
 
 
+def run_untraced(script: str, argv: Sequence[str], *, as_module: bool) -> None:
+    """Runs the script as `python script.py ARGS` would; raises what it raises."""
+    with _as_main(script, argv, as_module):
+        _run(script, as_module)
+
+
 class _Watcher:
     """Finds the model among the outermost calls, then lets a `Trace` take over.
 
@@ -179,6 +185,7 @@ class _Watcher:
         self._depth = 0
         self._trace: Trace | None = None
         self._ended = False
+        self._refused: NotFound | None = None
 
     @property
     def traced(self) -> bool:
@@ -217,7 +224,12 @@ class _Watcher:
                 self._trace.__exit__(type(error) if error else None, error, None)
 
     def _before(self, module: nn.Module) -> None:
-        if self._depth or self._trace is not None or torch._C._current_graph_task_id() != -1:
+        if (
+            self._depth
+            or self._trace is not None
+            or self._refused is not None
+            or torch._C._current_graph_task_id() != -1
+        ):
             return
         if next(module.parameters(), None) is None:
             return
@@ -251,11 +263,14 @@ class _Watcher:
             )
         except NotFound as error:
             choose = f"; --model traces another model of the script: {others}" if others else ""
-            raise NotFound(
+            self._refused = NotFound(
                 f"{error.message} in {_class_name(module)}",
                 hint=f"{error.hint}{choose}",
                 did_you_mean=error.did_you_mean,
-            ) from None
+            )
+            if world_size() > 1:  # other ranks wait for this one: it is said at the end
+                return
+            raise self._refused from None
         if others and options.model is None:
             trace.warnings.append(
                 f"{_class_name(module)} was traced, the largest model of the script; --model "
@@ -272,6 +287,8 @@ class _Watcher:
         """
         if self._trace is not None and self._trace.watches:
             return self._trace
+        if self._refused is not None:
+            raise self._refused
         if not self._seen:
             raise NotFound(
                 "the script called no module with parameters", hint="does it train in a subprocess?"
@@ -289,6 +306,11 @@ class _Watcher:
             f"the script ran {steps} step(s), warmup is {self._options.warmup}",
             hint="use --warmup 0",
         )
+
+
+def world_size() -> int:
+    """How many ranks the job has, as `torchrun` says."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def _class_name(module: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import msgspec
 from modulelens.cli.command import REPO, Argument, Command, Option, Reply
 from modulelens.cli.progress import progress
 from modulelens.cli.repos import open_repo, with_repo
-from modulelens.errors import UsageError
+from modulelens.errors import ForeignError, ModuleLensError, UsageError
 from modulelens.records import Coverage, Fate
 from modulelens.report.coverage import coverage_report
 from modulelens.report.quantity import plural
@@ -32,8 +33,45 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     missed: tuple[Coverage, ...]
 
 
-def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) -> Reply:
-    """Runs the script in this process until its step is traced and it ends, then stores."""
+def run(
+    *, script: list[str], repo: str | None, no_verify: bool, ranks: str, **wishes: Any
+) -> Reply:
+    """Runs the script in this process until its step is traced and it ends, then stores.
+
+    Of a job of several ranks each ends as it would untraced: others may wait for it.
+    """
+    from modulelens.cli.script import run_untraced, world_size
+
+    if not _is_chosen(ranks):
+        run_untraced(script[0], script[1:], as_module=wishes["m"])
+        return Reply(_nothing(), "")
+    try:
+        return _traced(script, repo, no_verify, wishes)
+    except (ForeignError, UsageError):
+        raise
+    except Exception as error:
+        if world_size() == 1:
+            raise
+        if not isinstance(error, ModuleLensError):
+            traceback.print_exc()
+        text = f"rank {os.environ.get('RANK')} stored nothing: {error}"
+        return Reply(_nothing(), "", warnings=[text])
+
+
+def _nothing() -> Traced:
+    return Traced(model="", stored=0, entries=(), grades={}, missed=())
+
+
+def _is_chosen(ranks: str) -> bool:
+    """Whether this process is one of the ranks that trace."""
+    words = ranks.split(",")
+    if ranks != "all" and not all(word.strip().isdigit() for word in words):
+        raise UsageError(f"--ranks {ranks}: use all, or numbers such as 0,1")
+    rank = os.environ.get("RANK")
+    return rank is None or ranks == "all" or int(rank) in map(int, words)
+
+
+def _traced(script: list[str], repo: str | None, no_verify: bool, wishes: Any) -> Reply:
     from modulelens.cli.script import trace_script
 
     trace = trace_script(script[0], script[1:], _options(**wishes))
@@ -51,7 +89,7 @@ def run(*, script: list[str], repo: str | None, no_verify: bool, **wishes: Any) 
     counts = ", ".join(f"{number} {grade}" for grade, number in grades.items())
     text = f"{coverage_report(trace.coverage)}\nstored {plural(len(names), 'entry')}: {counts}"
     next_commands = [with_repo(f"show {names[0]}", repo)] if names else []
-    return Reply(data, text if _speaks() else "", next=next_commands, warnings=trace.warnings)
+    return Reply(data, text, next=next_commands, warnings=trace.warnings)
 
 
 def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **more: Any) -> ScriptOptions:
@@ -69,11 +107,6 @@ def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **more: Any
     )
 
 
-def _speaks() -> bool:
-    """Whether this process reports; of several ranks only the first does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 COMMAND = Command(
     run,
     "Run a training script, capture modules of one step.",
@@ -86,6 +119,7 @@ COMMAND = Command(
         Option("--model", str, "Class of the model to trace; else the largest.", metavar="CLASS"),
         Option("--name", str, "What to call the model; else its class.", metavar="NAME"),
         Option("--steps", int, "Steps to capture.", 1, metavar="N"),
+        Option("--ranks", str, "Ranks that trace: all, or numbers (0,1).", "0", metavar="RANKS"),
         Option("--warmup", int, "Steps to let pass first.", 1, metavar="N"),
         Option("--keep", str, "Tensors and weights: full, or shape only.", "full", metavar="WHAT"),
         Option("--grads", bool, "Keep gradients, so that backward is checked."),
