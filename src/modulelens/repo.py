@@ -126,14 +126,18 @@ class Repo:
         return entries
 
     def _merge_all(self, entries: Sequence[Entry], *, verify: bool) -> None:
-        """Merges those whose last part has come with them."""
+        """Merges those whose last part has come with them; a failure is a warning."""
         for entry in entries:
-            if entry.metadata.environment.world_size > 1 and (ranks := entry._replay().parts):
-                found = self._siblings(entry.metadata)
-                if ranks <= {part.environment.rank for part in found}:
+            if entry.metadata.environment.world_size == 1 or not (ranks := entry._replay().parts):
+                continue
+            if ranks <= {part.environment.rank for part in self._siblings(entry.metadata)}:
+                try:
                     merged = self.merge(entry, verify=verify)
                     if self._merged_before(merged.metadata):
                         self.remove(merged)  # another rank was faster
+                except ModuleLensError as error:
+                    text = f"{entry.name}: its parts were not merged: {error}"
+                    warnings.warn(text, stacklevel=3)
 
     def merge(self, entry: Entry | str, *, verify: bool = True) -> Entry:
         """A new version: the whole module, of the parts that the ranks of its job stored.
@@ -146,9 +150,10 @@ class Repo:
         from modulelens.merge import merge
 
         found = self[entry] if isinstance(entry, str) else entry
-        if not found._replay().parts:
+        ranks = found._replay().parts
+        if not ranks:
             raise UsageError(f"{found.name}@v{found.version} is whole: there is nothing to merge")
-        same = self._siblings(found.metadata)
+        same = [m for m in self._siblings(found.metadata) if m.environment.rank in ranks]
         with self._store.adding():
             (stored,) = self._store.put_entries([merge(self._store, same)])
         merged = Entry(self._store, stored, self._allow)
@@ -156,22 +161,23 @@ class Repo:
             self.verify([merged])
         return merged
 
-    def _merged_before(self, wanted: Metadata) -> bool:
-        found = self.find({"model": wanted.model, "fqn": wanted.fqn})
-        same = (e.metadata for e in found if e.metadata.environment.job == wanted.environment.job)
-        return any(m.merged and m.step == wanted.step and m.version < wanted.version for m in same)
-
     def _siblings(self, wanted: Metadata) -> list[Metadata]:
         """The newest entry of each rank, of the same module, job and step."""
-        job, by_rank = wanted.environment.job, dict[int, Metadata]()
-        for entry in self.find({"model": wanted.model, "fqn": wanted.fqn}):
-            other = entry.metadata
+        by_rank: dict[int, Metadata] = {}
+        for other in self._of_job(wanted):
             rank = other.environment.rank
-            newest = rank not in by_rank or other.version > by_rank[rank].version
-            same = other.environment.job == job and other.step == wanted.step
-            if same and newest and not other.merged:
+            if not other.merged and (rank not in by_rank or other.version > by_rank[rank].version):
                 by_rank[rank] = other
         return list(by_rank.values())
+
+    def _merged_before(self, wanted: Metadata) -> bool:
+        others = (m for m in self._of_job(wanted) if m.merged == wanted.merged)
+        return any(other.version < wanted.version for other in others)
+
+    def _of_job(self, wanted: Metadata) -> list[Metadata]:
+        job, found = wanted.environment.job, self.find({"model": wanted.model, "fqn": wanted.fqn})
+        same = (e.metadata for e in found if e.metadata.environment.job == job)
+        return [metadata for metadata in same if metadata.step == wanted.step]
 
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
         """Replays entries in a warm worker process and stores their grades."""

@@ -30,7 +30,7 @@ from modulelens.capture.wrappers import (
 )
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
-from modulelens.tree.shards import PART
+from modulelens.tree.shards import parts_in
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -136,7 +136,7 @@ class Nodes:
         return versions[max(place, 0)][1]
 
     def fill_shards(self) -> None:
-        """Gives moments at which a weight lay in shards the whole weight of the next use.
+        """Gives moments at which a weight lay in shards what it was gathered to for its next use.
 
         FSDP gathers a layer's weights for the time of its own calls; who calls it sees shards.
         """
@@ -144,11 +144,12 @@ class Nodes:
             known: list[tuple[dict[str, Any], dict[str, Any]]] = []
             for place, (moment, state) in enumerate(versions):
                 own = state.parameters
-                if not any(map(_is_part, own.values())):
+                if not _cuts(own):
                     continue
-                later = (s.parameters for _, s in versions[place + 1 :])
-                found = next((whole for part, whole in known if part == own), None)
-                found = found or next((p for p in later if not any(map(_is_part, p.values()))), own)
+                found = next((gathered for parts, gathered in known if parts == own), None)
+                if found is None:
+                    later = (s.parameters for _, s in versions[place + 1 :])
+                    found = next((p for p in later if _cuts(p) < _cuts(own)), own)
                 known.append((own, found))
                 versions[place] = moment, dataclasses.replace(state, parameters=found)
 
@@ -268,8 +269,9 @@ def _modules_in(value: Any) -> Iterator[int]:
         yield from _modules_in(item)
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, dict) and PART in value
+def _cuts(parameters: dict[str, Any]) -> int:
+    """Along how many dimensions of meshes they lie in parts, in all."""
+    return sum(len(body["placements"]) for body in parts_in(parameters))
 
 
 def has_weight_hooks(module: nn.Module) -> bool:

@@ -1,0 +1,125 @@
+"""One module out of a model that several ranks train: rebuilt here, without a process group."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.launch import launch
+from tests.distributed.models import Attention, Block, Decoder
+
+import modulelens as ml
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or sys.platform != "linux", reason="gloo on Linux"
+    ),
+]
+JOB = Path(__file__).parent / "job.py"
+PAIRS = ("ddp", "fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_again", "tp", "compiled")
+WHOLE = [way for way in PAIRS if way != "tp"]
+MODULES = 2 + 2 * 12 + 1  # the model, its table and head, 12 called modules of each layer
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    launch(2, JOB, folder, *PAIRS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fours")
+    launch(4, JOB, folder, "grid")
+    return folder
+
+
+def graded(repo: ml.Repo) -> list[ml.Entry]:
+    entries = repo.find()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that parts alone cannot be rebuilt is looked at below
+        repo.verify(entries)
+    assert not torch.distributed.is_initialized()
+    return [repo[entry.id] for entry in entries]
+
+
+@pytest.mark.parametrize("way", PAIRS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_traced_rank_trains_the_same_bits_with_as_many_collectives(pairs, way, rank):
+    found = json.loads((pairs / f"{way}.{rank}.json").read_text())
+    assert found["traced"] == found["plain"]
+
+
+@pytest.mark.parametrize("way", WHOLE)
+def test_every_module_of_every_rank_is_rebuilt_whole_and_exact(pairs, way):
+    entries = graded(ml.Repo(pairs / way))
+    assert {e.grade.level.value for e in entries} == {"exact"}
+    assert Counter(e.metadata.environment.rank for e in entries) == {0: MODULES, 1: MODULES}
+    assert {e.metadata.environment.world_size for e in entries} == {2}
+    assert len({e.metadata.environment.job for e in entries}) == 1
+    root = next(e for e in entries if not e.fqn)
+    assert root.cls == "tests.distributed.models:Decoder"
+    assert root.grade.param_grads == "exact"
+    made = root.rebuild()
+    assert type(made) is Decoder
+    assert type(made.layers[0]) is Block
+    assert sum(p.numel() for p in made.parameters()) == sum(
+        p.numel() for p in Decoder().parameters()
+    )
+
+
+def test_ranks_have_their_own_inputs_and_gradients(pairs):
+    entries = {
+        e.metadata.environment.rank: e for e in ml.Repo(pairs / "fsdp").find({"fqn": "head"})
+    }
+    (one, _), (two, _) = entries[0].inputs(), entries[1].inputs()
+    assert not one[0].equal(two[0])
+    grads = [entries[rank].grads()["parameters"]["weight"] for rank in (0, 1)]
+    assert grads[0].shape == (50, 16)
+    assert not grads[0].equal(grads[1])
+
+
+def test_tensor_parallel_parts_are_exact_or_say_so_and_the_whole_is_close(pairs):
+    entries = graded(ml.Repo(pairs / "tp"))
+    parts = [e for e in entries if not e.metadata.merged]
+    merged = {e.fqn: e for e in entries if e.metadata.merged}
+    columns = ("q", "k", "v", "up")
+    for entry in parts:
+        if entry.fqn.rpartition(".")[2] in columns:
+            assert entry.grade.level.value == "exact"
+        elif entry.grade.level.value == "no":
+            assert "sharded" in entry.grade.reason
+            assert "merge" in entry.grade.reason
+            assert entry.fqn in merged
+    assert {e.metadata.merged for e in merged.values()} == {(0, 1)}
+    assert {e.grade.level.value for e in merged.values()} == {"exact", "close"}
+    attention = merged["layers.0.attention"]
+    assert attention.rebuild().q.weight.shape == (16, 16)
+    assert attention.grade.max_abs < 1e-6
+    assert attention.check(Attention).status.passed
+    with pytest.raises(ml.errors.UsageError, match="nothing to merge"):
+        ml.Repo(pairs / "tp").merge("tp/head")
+
+
+def test_parts_on_a_grid_are_merged_for_each_batch(fours):
+    repo = ml.Repo(fours / "grid")
+    for rank in range(4):
+        found = json.loads((fours / f"grid.{rank}.json").read_text())
+        assert found["traced"] == found["plain"]
+    entries = graded(repo)
+    merged = [e for e in entries if e.metadata.merged]
+    assert {e.grade.level.value for e in merged} == {"exact", "close"}
+    assert {e.metadata.merged for e in merged} == {(0, 1), (2, 3)}
+    roots = [e for e in merged if not e.fqn]
+    assert len(roots) == 2
+    assert all(e.grade.max_abs < 1e-6 for e in roots)
+    weights = [root.rebuild().layers[1].mlp.up.weight for root in roots]
+    assert weights[0].shape == (32, 16)
+    assert weights[0].equal(weights[1])
