@@ -28,6 +28,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+import modulelens as ml
+
 TRACED = 1  # the step
 
 
