@@ -28,7 +28,7 @@ from modulelens.capture.nodes import Nodes
 from modulelens.capture.select import check_model, select, select_methods
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
-from modulelens.capture.wrappers import is_compiled, unwrap
+from modulelens.capture.wrappers import is_compiled, own_class, unwrap
 from modulelens.environment import read_environment
 from modulelens.errors import Conflict, UsageError
 from modulelens.records import CoverageList, Environment
@@ -65,7 +65,7 @@ class Trace:
         if warmup < 0 or steps < 1:
             raise UsageError(f"warmup={warmup}, steps={steps}: at least 0 and 1")
         self.model, self.wrappers = unwrap(model)
-        self.name = name or type(self.model).__name__
+        self.name = name or own_class(type(self.model)).__name__
         self.keep = keep or Keep()
         self.warmup = warmup
         self.steps = steps

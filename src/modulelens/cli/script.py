@@ -28,7 +28,7 @@ from torch import nn
 from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
 from modulelens.capture.trace import Trace
-from modulelens.capture.wrappers import unwrap
+from modulelens.capture.wrappers import own_class, unwrap
 from modulelens.errors import ForeignError, ModuleLensError, NotFound
 
 _module: Any = nn.Module
@@ -289,6 +289,8 @@ class _Watcher:
             return self._trace
         if self._refused is not None:
             raise self._refused
+        if self._trace is not None and self._trace.warnings:
+            raise NotFound(f"no step was traced: {'; '.join(self._trace.warnings)}")
         if not self._seen:
             raise NotFound(
                 "the script called no module with parameters", hint="does it train in a subprocess?"
@@ -314,7 +316,7 @@ def world_size() -> int:
 
 
 def _class_name(module: nn.Module) -> str:
-    return type(unwrap(module)[0]).__name__
+    return own_class(type(unwrap(module)[0])).__name__
 
 
 def _size(module: nn.Module) -> int:

@@ -1,0 +1,54 @@
+"""One rank of a training whose tracing or whose life fails on one rank. See `test_faults.py`.
+
+FAULT (environment): "tracer" (the tracer's own code raises on rank 0), "store" (storing raises),
+"killed" (rank 1 dies in the traced step), "" (none).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from tests.distributed.models import MLP
+from torch import nn
+
+FAULT = os.environ.get("FAULT", "")
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise RuntimeError("injected")
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+    rank = dist.get_rank()
+    if rank == 0 and FAULT == "tracer":
+        from modulelens.capture.nodes import Nodes
+        from modulelens.capture.snapshot import Snapshots
+
+        Nodes.note = _raise  # type: ignore[method-assign,assignment]
+        Snapshots.ref = _raise  # type: ignore[method-assign,assignment]
+    if rank == 0 and FAULT == "store":
+        from modulelens.store import LocalStore
+
+        LocalStore.put_blobs = _raise  # type: ignore[method-assign,assignment]
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(MLP(8, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        loss = model(torch.full((2, 8), 0.1 * (step + rank))).square().mean()
+        if FAULT == "killed" and step == 1 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"rank {rank} ends with {loss.item():.9f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What goes wrong with tracing on one rank stays there: the job ends as it does untraced."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.launch import started
+
+import modulelens as ml
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or sys.platform != "linux", reason="gloo on Linux"
+    ),
+]
+JOB = Path(__file__).parent / "faulty.py"
+
+
+def traced(
+    repo: Path, *, fault: str = "", ranks: str = "all", modules: str = "*"
+) -> tuple[str, int]:
+    """What the job printed, and how it ended."""
+    words = ["-m", "modulelens", "trace", "--ranks", ranks, "--modules", modules, "--no-verify"]
+    done = started(2, *words, "--repo", repo, "--", JOB, FAULT=fault)
+    return done.stdout, done.returncode
+
+
+def ends(output: str) -> list[str]:
+    return sorted(re.findall(r"rank \d ends with [0-9.]+", output))
+
+
+@pytest.fixture(scope="module")
+def untraced() -> list[str]:
+    done: subprocess.CompletedProcess[str] = started(2, JOB)
+    assert done.returncode == 0
+    assert len(ends(done.stdout)) == 2
+    return ends(done.stdout)
+
+
+@pytest.mark.parametrize("fault", ["tracer", "store"])
+def test_a_tracer_that_fails_on_one_rank_stops_none(fault, untraced, tmp_path):
+    output, code = traced(tmp_path / "repo", fault=fault)
+    assert code == 0, output
+    assert ends(output) == untraced
+    assert "injected" in output
+    assert "rank 0 stored nothing" in output
+    entries = ml.Repo(tmp_path / "repo").find()
+    assert {e.metadata.environment.rank for e in entries} == {1}
+    assert all(e.check().status is ml.Status.EXACT for e in entries)
+
+
+def test_a_pattern_that_matches_nothing_stops_no_rank(untraced, tmp_path):
+    output, code = traced(tmp_path / "repo", modules="nothing", ranks="0")
+    assert (code, ends(output)) == (0, untraced)
+    assert "no module matches 'nothing'" in output
+
+
+def test_only_the_ranks_that_are_asked_trace(untraced, tmp_path):
+    output, code = traced(tmp_path / "repo", ranks="1")
+    assert (code, ends(output)) == (0, untraced)
+    entries = ml.Repo(tmp_path / "repo").find()
+    assert {e.metadata.environment.rank for e in entries} == {1}
+
+
+def test_a_rank_that_is_killed_leaves_what_the_other_wrote_readable(tmp_path):
+    output, code = traced(tmp_path / "repo", fault="killed")
+    assert code != 0
+    assert ends(output) == []
+    if (tmp_path / "repo").exists():
+        assert all(e.check().status is ml.Status.EXACT for e in ml.Repo(tmp_path / "repo").find())
+        assert not ml.Repo(tmp_path / "repo").fsck().problems
