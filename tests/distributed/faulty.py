@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import sys
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(f"rank {rank} ends with {loss.item():.9f}", flush=True)
+    sys.stdout.write(f"rank {rank} ends with {loss.item():.9f}\n")
+    sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
 
