@@ -224,17 +224,12 @@ class Entry(_Recorded):
         if isinstance(candidate, str) or (candidate is None and timeout_s is not None):
             with self._apart(candidate, call, backward, timeout_s or _CHECK_TIMEOUT_S) as apart:
                 return apart.check()
-        from modulelens.verify import check
+        return self._check_here(candidate, call, backward)
 
-        name = (
-            getattr(candidate, "__qualname__", type(candidate).__qualname__)
-            if candidate is not None
-            else ""
-        )
-        if isinstance(candidate, type):
-            edited = self._replay(class_map={self.cls: candidate})
-            return check(edited, call=call, backward=backward, name=name, reference=self._replay())
-        return check(self._replay(), candidate, call=call, backward=backward, name=name)
+    def _check_here(self, candidate: Candidate, call: int | None, backward: bool) -> Check:
+        from modulelens.verify import check, subject_of
+
+        return check(subject_of(self._replay, candidate), call=call, backward=backward)
 
     def watch(
         self,

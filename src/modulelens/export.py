@@ -63,5 +63,4 @@ def _marked(prefix: str, synthesized: str, what: str) -> str:
 
 
 def _leaves(prefix: str, value: object) -> dict[str, Tensor]:
-    flat = flatten(value)
-    return {f"{prefix}/{p}": t.detach() for p, t in zip(flat.paths, flat.tensors, strict=True)}
+    return {f"{prefix}/{path}": tensor.detach() for path, tensor in flatten(value).named.items()}

@@ -36,6 +36,7 @@ from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
 from modulelens.tree.kinds import check_twister
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _MOST_NOTES = 8
 
 
@@ -233,14 +234,12 @@ class Replay:
         rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device)
         return rebuilder.bare(self.call(call).node), "weights" if synthesizer.made else ""
 
-    def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(self, call: int = 0, seed: int = 0) -> Inputs:
         """Arguments of that call, as `ready` gives; synthesised where only shapes were kept."""
         tensors = Tensors(self.payload.storage, self.device, Synthesizer(seed))
         return self._inputs(self.call(call), tensors, None)
 
-    def _inputs(
-        self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _inputs(self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None) -> Inputs:
         module = rebuilder.module_value if rebuilder else None
         decoder = Decoder(
             tensors.get_input, self.importer, module, self.device, strict="an argument"
@@ -305,10 +304,12 @@ class Replay:
         what = " and ".join(name for name, count in made.items() if count)
         return Replayed(module, run, what, tuple(rebuilder.notes[:_MOST_NOTES]))
 
-    def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
+    def run(
+        self, module: Callable[..., Any], call: int, inputs: Inputs, owner: nn.Module | None = None
+    ) -> Run:
         """A run of any callable on those inputs, under the call's captured context.
 
-        Of a module, the method that was called is run.
+        Of a module, the method that was called is run. `owner` is whose state a function changes.
 
         Raises:
             Corrupted: The context is none that torch can be in.
@@ -330,10 +331,11 @@ class Replay:
             module = getattr(module, record.method)
         return Run(
             module=module,
-            args=tuple(inputs[0]),
-            kwargs=dict(inputs[1]),
+            args=inputs[0],
+            kwargs=inputs[1],
             context=record.context.ambient,
             rng=self.rng(record.context.rng),
+            owner=owner,
         )
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:

@@ -18,7 +18,6 @@ import msgspec
 from modulelens.entry import Entry
 from modulelens.environment import is_own
 from modulelens.errors import UsageError
-from modulelens.measure.candidate import load_candidate
 from modulelens.measure.imports import loaded_files, note_own
 from modulelens.records import Grade
 from modulelens.store import LocalStore
@@ -64,10 +63,7 @@ def check_task(
     """
     known = set(sys.modules)
     note_own(notes)
-    found = _entry(repo, entry, allow)
-    found._replay()  # makes the entry's package importable, which the candidate may import
-    checked = found.check(load_candidate(candidate) if candidate else None, call, backward)
-    checked = msgspec.structs.replace(checked, code=candidate or "")
+    checked = _entry(repo, entry, allow)._check_here(candidate, call, backward)
     modules = [name for name, file in loaded_files(known).items() if not is_own(file)]
     return [msgspec.to_builtins(checked), modules]
 

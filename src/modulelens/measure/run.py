@@ -38,6 +38,7 @@ class Run:
         rng: Random streams at the start of each run; the same.
         grad_output: One total gradient per tensor leaf of the output that requires grad, None for
             a leaf that got none. None altogether: ones, and dependent outputs add up.
+        owner: The module whose state a run may change; left out: the module, or the method's.
     """
 
     module: Callable[..., Any]
@@ -46,19 +47,17 @@ class Run:
     context: Ambient = field(default_factory=read_ambient)
     rng: RngState = field(default_factory=lambda: RngWatch().read())
     grad_output: Sequence[Tensor | None] | None = None
+    owner: nn.Module | None = None
 
     def __post_init__(self) -> None:
+        if self.owner is None:
+            owner = getattr(self.module, "__self__", self.module)
+            self.owner = owner if isinstance(owner, nn.Module) else None
         self._state = ModuleState(self.owner)
         self._scope = contextlib.ExitStack()
         self._depth = 0
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._leaves: dict[str, Tensor] = {}
-
-    @property
-    def owner(self) -> nn.Module | None:
-        """The module whose state a run may change; None for a plain callable."""
-        owner = getattr(self.module, "__self__", self.module)
-        return owner if isinstance(owner, nn.Module) else None
 
     @property
     def tensors(self) -> list[Tensor]:

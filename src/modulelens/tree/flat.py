@@ -30,6 +30,11 @@ class Flat:
     opaque: list[str]
     special: list[Tensor]
 
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by their paths."""
+        return dict(zip(self.paths, self.tensors, strict=True))
+
 
 def flatten(value: Any) -> Flat:
     """Flattens nested containers, dataclasses, configs, caches and special tensors.

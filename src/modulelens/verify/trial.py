@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -68,37 +66,11 @@ def _story(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
-def bind(candidate: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """A function whose first parameter is `module` gets the rebuilt module, for its weights."""
-    if isinstance(candidate, nn.Module):
-        return candidate
-    try:
-        first = next(iter(inspect.signature(candidate).parameters), "")
-    except (TypeError, ValueError):
-        first = ""
-    if first != "module":
-        return candidate
-    return WithModule(candidate, module).call
-
-
-class WithModule(nn.Module):
-    """Lets a run see the module whose state it has to put back."""
-
-    def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._function = function
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The function on the module and the arguments."""
-        return self._function(self.module, *args, **kwargs)
-
-
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
-    owner = run.owner.module if isinstance(run.owner, WithModule) else run.owner
-    if isinstance(owner, nn.Module):
+    owner = run.owner
+    if owner is not None:
         for path, structure in record.buffers_after.items():
             if not all_kept(structure):
                 continue  # only its shape was: there is nothing to compare with
@@ -131,7 +103,7 @@ def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
 
 def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
     # By path: lazily filled caches of an argument may be new, but nothing that was may change.
-    before, after = (dict(zip(f.paths, f.tensors, strict=True)) for f in map(flatten, sides))
+    before, after = (flatten(side).named for side in sides)
     pairs = {path: compare(tensor, after.get(path))[0] for path, tensor in before.items()}
     return [
         _changed(root + path) for path, leaf in pairs.items() if leaf.status is not Status.EXACT
@@ -185,11 +157,9 @@ def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[L
     if trial.failure or trial.backward_failure:
         text = trial.failure or trial.backward_failure
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
-    wanted, found = reference.run.gradients(), run.gradients()
-    parameters = {name.removeprefix("module."): grad for name, grad in found[0].items()}
-    pairs = [(wanted[1], found[1])]
-    if run.owner is not None:  # a plain function has no parameters of its own
-        pairs.append((wanted[0], parameters if isinstance(run.owner, WithModule) else found[0]))
+    pairs = list(zip(reference.run.gradients(), run.gradients(), strict=True))
+    if run.owner is None:
+        del pairs[0]  # a plain function has no parameters of its own
     leaves: list[LeafCheck] = []
     for expected, actual in pairs:
         for name, grad in expected.items():
