@@ -22,7 +22,7 @@ from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.initial import spared_values
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
-from modulelens.rebuild.today import Today
+from modulelens.rebuild.today import lay_state
 from modulelens.records import ModuleNode
 from modulelens.tree import Decoder, Importer, display_path
 
@@ -185,18 +185,25 @@ class Rebuilder:
             raise NotRebuildable(text, reason="mismatch")
         if not self._drifted:
             return self._lay_over(module, node)
+        self._made[node.number] = module
         notes = self._lay_today(module, node)
         if not all(memory.expired() for memory in spared):
-            module = self._construct(node, plain)
+            module = self._made[node.number] = self._construct(node, plain)
             notes = self._lay_today(module, node)
         self.notes += notes
         return module
 
-    def _lay_today(self, module: nn.Module, node: ModuleNode) -> list[str]:
-        self._made[node.number] = module
-        today = Today(self._nodes, self._decoder, self._hook)
-        today.lay_over(module, node)
-        return today.notes
+    def _lay_today(self, module: nn.Module, node: ModuleNode, path: str = "") -> list[str]:
+        notes = lay_state(module, node, self._decoder(), path)
+        vars(module)["training"] = node.training
+        self._hook(module, node)
+        for name, child in node.children.items():
+            live = module._modules.get(name)
+            if live is not None and child is not None:
+                notes += self._lay_today(live, self._nodes[child[1]], f"{path}{name}.")
+            elif child is not None:
+                notes.append(f"the captured module {path}{name} has no place in today's code")
+        return notes
 
     def _construct(self, node: ModuleNode, places: _Places) -> nn.Module:
         name = node.fqn or node.cls
