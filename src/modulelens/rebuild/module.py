@@ -30,7 +30,6 @@ Strategy = Literal["structure", "init"]
 _Places = list[tuple[str, contextlib.AbstractContextManager[None]]]
 #: Initial values of fewer elements take no time.
 _LARGE = 1 << 14
-STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_forward_pre_hooks": nn.Module.register_forward_pre_hook,
     "_forward_hooks": nn.Module.register_forward_hook,
@@ -60,7 +59,7 @@ class Rebuilder:
     ) -> None:
         self._payload = payload
         self._importer = importer
-        self._tensors = tensors
+        self.tensors = tensors
         self._device = device
         self._drifted = drifted
         self._nodes: dict[int, ModuleNode] = {}
@@ -144,7 +143,7 @@ class Rebuilder:
             _HOOKS[hook.kind](module, made, with_kwargs=hook.kwargs)
 
     def _decoder(self, strict: str = "") -> Decoder:
-        return Decoder(self._tensors.get, self._importer, self.module_value, self._device, strict)
+        return Decoder(self.tensors.get, self._importer, self.module_value, self._device, strict)
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
