@@ -169,7 +169,8 @@ class Entry(_Recorded):
         Raises:
             NotFound: The trace did not keep gradients.
         """
-        replay, record = self._replay(), self._replay().call(call)
+        replay = self._replay()
+        record = replay.call(call)
         groups = {
             "outputs": record.grad_output,
             "inputs": record.grad_input,
@@ -180,11 +181,7 @@ class Entry(_Recorded):
                 f"{self.name} holds no gradients", hint="trace with keep=ml.Keep(grads=True)"
             )
         return {
-            group: {
-                name: grad
-                for name, part in parts.items()
-                if (grad := replay.gradient(part)) is not None
-            }
+            group: {name: replay.gradient(part) for name, part in parts.items()}
             for group, parts in groups.items()
         }
 

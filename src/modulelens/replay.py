@@ -247,17 +247,15 @@ class Replay:
         tensors = Tensors(self.payload.storage, self.device, synthesizer)
         return Decoder(tensors.get, self.importer, lambda body: body, self.device).decode(structure)
 
-    def gradient(
-        self, structure: Structure, synthesizer: Synthesizer | None = None
-    ) -> Tensor | None:
+    def gradient(self, structure: Structure, synthesizer: Synthesizer | None = None) -> Tensor:
         """A captured gradient: the sum over the backward passes of the step."""
         nodes = structure.get("$sum") if isinstance(structure, dict) else None
-        parts: list[Any] = [None]
-        if isinstance(nodes, list):
-            parts = [self.value(node, synthesizer) for node in nodes]
-        if not all(isinstance(part, Tensor) and part.shape == parts[0].shape for part in parts):
+        parts = [self.value(n, synthesizer) for n in nodes] if isinstance(nodes, list) else []
+        shapes = {part.shape if isinstance(part, Tensor) else None for part in parts}
+        if len(shapes) != 1 or None in shapes:
             raise Corrupted("a gradient is no sum of tensors")
-        return functools.reduce(operator.add, parts) if parts else None
+        total: Tensor = functools.reduce(operator.add, parts)
+        return total
 
     def rng(self, rng: Rng) -> RngState:
         """The random streams of a call's context.

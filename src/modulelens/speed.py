@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
 
 from modulelens.errors import CheckFailed, UsageError
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
@@ -61,7 +60,7 @@ def measure(
     if candidate is None:
         trial = trial_of(ready.run, backward=both)
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
-        return _marked(measured, made_up, both)
+        return msgspec.structs.replace(measured, synthesized=made_up)
     verdict = check(subject, call=call, backward=both)
     other = subject.run(subject.replay.ready(call, seed=seed), call)
     if both:
@@ -76,8 +75,8 @@ def measure(
         status = max([status, *(leaf.status for leaf in later)], key=list(Status).index)
     return msgspec.structs.replace(
         compared,
-        original=_marked(compared.original, made_up, both),
-        candidate=_marked(compared.candidate, made_up, both),
+        original=msgspec.structs.replace(compared.original, synthesized=made_up),
+        candidate=msgspec.structs.replace(compared.candidate, synthesized=made_up),
         correct=status.value,
     )
 
@@ -91,12 +90,3 @@ def _has_backward(run: Run, replay: Replay, call: int) -> bool:
         if replay.call(call).grad_output:
             run.grad_output = replay.seeds(call, output)
     return bool(leaves)
-
-
-def _marked(measured: Measurement, made_up: bool, backward: bool) -> Measurement:
-    return msgspec.structs.replace(
-        measured,
-        synthesized=made_up,
-        backward=backward,
-        num_threads=torch.get_num_threads(),
-    )

@@ -107,13 +107,9 @@ class Tensors:
                 plain = torch.empty(0, dtype=torch.uint8).set_(memory)
                 memory = plain.to(self._device).untyped_storage()
             self._memory[place] = memory
-        _check_extent(ref, dtype, memory.nbytes())
+        if _extent(ref, dtype)[1] > memory.nbytes():
+            raise _outside(ref, memory.nbytes())
         return memory
-
-
-def _check_extent(ref: TensorRef, dtype: torch.dtype, nbytes: int) -> None:
-    if _extent(ref, dtype)[1] > nbytes:
-        raise _outside(ref, nbytes)
 
 
 def _extent(ref: TensorRef, dtype: torch.dtype) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Gradients:
         own, why = self._comparable()
         return self._judge(self._replay.metadata, own) if own else (None, why)
 
-    def _comparable(self) -> tuple[dict[str, Tensor | None], tuple[str, str] | None]:
+    def _comparable(self) -> tuple[dict[str, Tensor], tuple[str, str] | None]:
         metadata = self._replay.metadata
         if not metadata.param_grads:
             return {}, None
@@ -86,7 +86,7 @@ class Gradients:
             return {}, (Reason.NOT_KEPT.value, text)
         return own, None
 
-    def _own(self, metadata: Metadata) -> dict[str, Tensor | None]:
+    def _own(self, metadata: Metadata) -> dict[str, Tensor]:
         """Captured gradients of the parameters that nothing outside the module uses."""
         prefix = f"{metadata.fqn}." if metadata.fqn else ""
         ties = metadata.ties
@@ -98,7 +98,7 @@ class Gradients:
         }
 
     def _judge(
-        self, metadata: Metadata, own: dict[str, Tensor | None]
+        self, metadata: Metadata, own: dict[str, Tensor]
     ) -> tuple[GradeLevel, tuple[str, str] | None]:
         found = verdict(self._compared(own, None, same_code=True))
         if found.status is Status.EXACT:
@@ -113,7 +113,7 @@ class Gradients:
         return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
 
     def _compared(
-        self, own: dict[str, Tensor | None], dtype: torch.dtype | None, *, same_code: bool
+        self, own: dict[str, Tensor], dtype: torch.dtype | None, *, same_code: bool
     ) -> list[LeafCheck]:
         leaves: list[LeafCheck] = []
         for name, grad in own.items():
