@@ -28,7 +28,8 @@ class Run:
     Use it as a scope: inside `with run:` the ambient state holds, the random streams are set at
     the start and by `fresh`, and at the end switches and streams of the process are what they
     were. `forward` and `backward` open the scope themselves where it is not open yet. What
-    changed on the module after `Run` was made, a hook included, is gone after `fresh`.
+    changed on the module after `Run` was made, a hook included, is gone after `fresh`. `state` is
+    what it was then.
 
     Args:
         module: An `nn.Module`, one of its methods, or any callable.
@@ -53,21 +54,16 @@ class Run:
         if self.owner is None:
             owner = getattr(self.module, "__self__", self.module)
             self.owner = owner if isinstance(owner, nn.Module) else None
-        self._state = ModuleState(self.owner)
+        self.state = ModuleState(self.owner)
         self._scope = contextlib.ExitStack()
         self._depth = 0
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._leaves: dict[str, Tensor] = {}
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The module's own tensors: parameters, buffers and plain attributes."""
-        return self._state.tensors
-
-    @property
     def device(self) -> torch.device:
         """Where it runs: the first accelerator among state and inputs, else the CPU."""
-        tensors = [*self.tensors, *flatten((self.args, self.kwargs)).tensors]
+        tensors = [*self.state.tensors, *flatten((self.args, self.kwargs)).tensors]
         kinds = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
         return next(kinds, torch.device("cpu"))
 
@@ -101,7 +97,7 @@ class Run:
             UsageError: An argument cannot be copied.
         """
         torch.clear_autocast_cache()  # as at the start of a step: casts of the last run's weights
-        self._state.restore()
+        self.state.restore()
         self._inputs, self._leaves = self._copy_inputs()
         if self._depth:
             set_rng(self.rng)
@@ -140,10 +136,6 @@ class Run:
             if seeds:
                 torch.autograd.backward([leaf for leaf, _ in seeds], [seed for _, seed in seeds])
 
-    def written(self) -> list[Tensor]:
-        """The module's tensors whose bytes are not what they were when `Run` was made."""
-        return self._state.written()
-
     def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients after `backward`: of parameters by every name, of inputs by leaf path."""
         owner = self.owner
@@ -157,8 +149,10 @@ class Run:
 
         Arguments that are, or share memory with, the module's own tensors stay so.
         """
-        storages = {s._cdata: s for t in self.tensors if is_plain(t) for s in [t.untyped_storage()]}
-        own = [*self.tensors, *(self.owner.modules() if self.owner is not None else ())]
+        storages = {
+            s._cdata: s for t in self.state.tensors if is_plain(t) for s in [t.untyped_storage()]
+        }
+        own = [*self.state.tensors, *(self.owner.modules() if self.owner is not None else ())]
         memo: dict[Any, Any] = {id(each): each for each in own} | {"torch": storages}
         leaves: dict[str, Tensor] = {}
         with torch.inference_mode(False):

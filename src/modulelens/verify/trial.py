@@ -69,33 +69,27 @@ def _story(error: Exception) -> str:
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
-    owner = run.owner
-    if owner is not None:
-        for path, structure in record.buffers_after.items():
-            if not all_kept(structure):
-                continue  # only its shape was: there is nothing to compare with
-            expected = replay.value(structure)
-            actual = _lookup(owner, path)
-            leaves += compare(expected, actual, path=f'buffers["{path}"]', same_code=same)
-        for path, structure in record.attributes_after.items():
-            actual = _lookup(owner, path)
-            if same or actual is not None:  # other code need not keep what the original keeps
-                expected = replay.value(structure)
-                leaves += compare(expected, actual, path=f'attributes["{path}"]', same_code=same)
-        leaves += _written(owner, run, set(record.buffers_after))
+    if run.owner is not None:
+        after = {"buffers": record.buffers_after, "attributes": record.attributes_after}
+        for kind, named in after.items():
+            for path, structure in named.items():
+                actual, where = _lookup(run.owner, path), f'{kind}["{path}"]'
+                # Other code need not keep what the original keeps.
+                if all_kept(structure) and (same or kind == "buffers" or actual is not None):
+                    leaves += compare(replay.value(structure), actual, path=where, same_code=same)
+        leaves += _written(run.owner, run, set(record.buffers_after))
     args, kwargs = run.inputs
     if record.args_after is None:
         leaves += _changed_inputs((run.args, args), "args")
-        return leaves + _changed_inputs((run.kwargs, kwargs), "kwargs")
-    if not all_kept([record.args_after, record.kwargs_after]):
-        return leaves
-    leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
-    leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
+        leaves += _changed_inputs((run.kwargs, kwargs), "kwargs")
+    elif all_kept([record.args_after, record.kwargs_after]):
+        leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
+        leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
     return leaves
 
 
 def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
-    written = {id(tensor) for tensor in run.written()}
+    written = {id(tensor) for tensor in run.state.written()}
     named = [*owner.named_parameters(), *owner.named_buffers()] if written else []
     changed = (name for name, tensor in named if id(tensor) in written and name not in allowed)
     return [_changed(f'state["{name}"]') for name in changed]
