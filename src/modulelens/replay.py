@@ -119,17 +119,17 @@ class Replay:
 
     def _of_main(self, name: str) -> Any:
         file = self.metadata.main_file
-        main = sys.modules.get("__main__")
-        live = getattr(main, "__file__", None)
-        if main is not None and (str(Path(live).resolve()) if live else "") == file:
-            found: Any = main
+        found: Any = sys.modules.get("__main__")
+        live = getattr(found, "__file__", None)
+        if (str(Path(live).resolve()) if live else "") == file:
             for part in name.split("."):
                 found = getattr(found, part, None)
             if found is not None:
                 return found
-        if file and not _trusted(Path(file), self._refused):
+        if not (file and _trusted(Path(file), self._refused) and Path(file).is_file()):
+            where = f"{file or 'an interactive session'}, which is not here or not to be trusted"
             raise ClassNotFound(
-                f"__main__:{name} was defined in {file}, which is not here or not to be trusted",
+                f"__main__:{name} was defined in {where}",
                 hint="put the class into a module that can be imported, or run where the script is;"
                 " nothing inside the repo's folder, or of another user, is run",
             )

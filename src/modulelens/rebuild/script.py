@@ -18,17 +18,12 @@ from modulelens.tree.slices import slice_of
 
 
 def class_of_script(file: str, name: str) -> Any:
-    """The class (or function) of that qualified name from a script that the caller trusts.
+    """The class (or function) of that qualified name from a script that is there and trusted.
 
     Raises:
-        ClassNotFound: The file is not there, or does not define the name.
+        ClassNotFound: It does not define the name.
     """
     path = Path(file)
-    if not file or not path.is_file():
-        raise ClassNotFound(
-            f"__main__:{name} was defined in {file or 'an interactive session'}, which is not here",
-            hint="put the class into a module that can be imported, or run where the script is",
-        )
     script = _script(str(path.resolve()), path.stat().st_mtime_ns)
     script.define(name.partition(".")[0])
     found: Any = vars(script.module)
