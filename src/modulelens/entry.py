@@ -5,21 +5,14 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modulelens.errors import NotFound, UsageError
-from modulelens.records import (
-    Check,
-    Comparison,
-    Grade,
-    Measurement,
-    Metadata,
-    Profile,
-    SourceRef,
-)
+from modulelens.records import Check, Comparison, Grade, Measurement, Metadata, Profile, SourceRef
 from modulelens.store import LocalStore
 
 if TYPE_CHECKING:
@@ -300,11 +293,14 @@ class Entry(_Recorded):
             CheckFailed: A file's candidate failed in the worker; nothing was timed.
         """
         from modulelens.speed import measure, refuse_broken
+        from modulelens.verify import subject_of
 
-        if isinstance(candidate, str) and budget_s > 0:
+        if not budget_s > 0:
+            raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
+        if isinstance(candidate, str):
             refuse_broken(self.check(candidate, call=call, backward=backward))
-        where: dict[str, Any] = {"call": call, "seed": seed, "device": device}
-        measured = measure(self._replay, candidate, backward=backward, budget_s=budget_s, **where)
+        subject = subject_of(functools.partial(self._replay, device), candidate)
+        measured = measure(subject, call=call, seed=seed, backward=backward, budget_s=budget_s)
         if isinstance(measured, Measurement):
             self._note(measurement=measured)
         return measured
@@ -370,9 +366,13 @@ class Entry(_Recorded):
         )
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
-        from modulelens.stored import replay_of
+        from modulelens.replay import Replay
+        from modulelens.stored import payload_of
 
-        return replay_of(self._store, self.metadata, self._allow, device, class_map)
+        payload, roots = payload_of(self._store, self.metadata), [self._store.root]
+        return Replay(
+            payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots
+        )
 
 
 def _import_path() -> list[str]:

@@ -187,7 +187,7 @@ class Replay:
         failure: ModuleLensError | None = None
         for way in ways:
             tensors = Tensors(self.payload.storage, self.device, synthesizer)
-            rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device, self.drifted)
+            rebuilder = Rebuilder(self.payload, self.importer, tensors, self.drifted)
             try:
                 return rebuilder.rebuild(self.call(call).node, way), rebuilder
             except ModuleLensError as error:
@@ -219,7 +219,7 @@ class Replay:
         """
         synthesizer = Synthesizer(0)
         tensors = Tensors(self.payload.storage, self.device, synthesizer)
-        rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device)
+        rebuilder = Rebuilder(self.payload, self.importer, tensors)
         return rebuilder.bare(self.call(call).node), "weights" if synthesizer.made else ""
 
     def inputs(self, call: int = 0, seed: int = 0) -> Inputs:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from modulelens.errors import CheckFailed, UsageError
+from modulelens.errors import CheckFailed
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
 from modulelens.measure.run import Run
 from modulelens.records import Check, Comparison, Measurement, Status, all_kept
 from modulelens.replay import Replay
 from modulelens.tree import flatten
-from modulelens.verify import FIXED, check, subject_of, varied
+from modulelens.verify import FIXED, Subject, check, varied
 
 _TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
 
@@ -36,28 +33,14 @@ def refuse_broken(check: Check) -> None:
 
 
 def measure(
-    replay: Callable[..., Replay],
-    candidate: Any,
-    *,
-    call: int,
-    seed: int,
-    backward: bool,
-    budget_s: float,
-    device: str,
+    subject: Subject, *, call: int, seed: int, backward: bool, budget_s: float
 ) -> Measurement | Comparison:
-    """Times one call of the entry that `replay(device, class_map)` brings to life.
-
-    Raises:
-        UsageError: `budget_s` is not above 0.
-    """
-    if not budget_s > 0:
-        raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
-    subject = subject_of(functools.partial(replay, device), candidate)
+    """Times one call of the entry, beside the candidate where the subject is one."""
     original = subject.original
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
     made_up = bool(ready.synthesized) or (both and not all_kept(original.call(call).grad_output))
-    if candidate is None:
+    if subject.own:
         trial = trial_of(ready.run, backward=both)
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return msgspec.structs.replace(measured, synthesized=made_up)

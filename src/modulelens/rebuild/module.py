@@ -46,7 +46,6 @@ class Rebuilder:
         payload: The entry.
         importer: Imports the classes.
         tensors: Makes the tensors; shared with the inputs, so that they may alias the module.
-        device: Where everything is made.
         drifted: Class paths whose source changed since the capture: today's code constructs
             them, and `notes` says where its choice differs from what was captured.
     """
@@ -54,7 +53,6 @@ class Rebuilder:
     payload: Payload
     importer: Importer
     tensors: Tensors
-    device: str = "cpu"
     drifted: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list, init=False)
     _nodes: dict[int, ModuleNode] = field(default_factory=dict, init=False)
@@ -137,7 +135,9 @@ class Rebuilder:
             _HOOKS[hook.kind](module, made, with_kwargs=hook.kwargs)
 
     def _decoder(self, strict: str = "") -> Decoder:
-        return Decoder(self.tensors.get, self.importer, self.module_value, self.device, strict)
+        return Decoder(
+            self.tensors.get, self.importer, self.module_value, self.tensors.device, strict
+        )
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
@@ -169,9 +169,9 @@ class Rebuilder:
         # On the meta device initialising is wasted work, and the first `trunc_normal_` imports 800
         # modules, which takes as long as importing torch. New code may make new parameters, and
         # those need values: it runs on the real device.
-        device, least = (self.device, _LARGE) if self.drifted else ("meta", 0)
+        device, least = (self.tensors.device, _LARGE) if self.drifted else ("meta", 0)
         spared: list[StorageWeakRef] = []
-        plain: _Places = [(self.device, contextlib.nullcontext())]
+        plain: _Places = [(self.tensors.device, contextlib.nullcontext())]
         module = self._construct(node, [(device, spared_values(least, spared)), *plain])
         if type(module) is not self._class(node) and not node.parametrized:
             text = f"{node.cls} constructs a {display_path(type(module))}"
