@@ -359,11 +359,9 @@ class Entry(_Recorded):
 
     def _change(self, fields: Callable[[Metadata], dict[str, Any]]) -> None:
         """Replaces fields of the stored record, given the record as it is by now."""
-        import msgspec
+        from msgspec.structs import replace
 
-        self._metadata = self._store.update(
-            self.id, lambda m: msgspec.structs.replace(m, **fields(m))
-        )
+        self._metadata = self._store.update(self.id, lambda m: replace(m, **fields(m)))
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
         from modulelens.replay import Replay

@@ -153,11 +153,8 @@ class Repo:
         if bad:
             first = bad[0]
             assert first.grade is not None
-            warnings.warn(
-                f"{len(bad)} of {len(entries)} entries cannot be rebuilt exactly, such as "
-                f"{first.name}: {first.grade.reason}",
-                stacklevel=3,
-            )
+            text = f"{len(bad)} of {len(entries)} entries cannot be rebuilt exactly, such as "
+            warnings.warn(f"{text}{first.name}: {first.grade.reason}", stacklevel=3)
 
     # ---- finding
 

@@ -46,17 +46,10 @@ def compare(
         _coalesce(right)
     anchors = _anchor_tensors(left, anchor)
     found = dict.fromkeys(_walk(left.structure, right.structure, path, same_code))
-    leaves = [
-        check_tensor(
-            left.tensors[pair[0]],
-            right.tensors[pair[1]],
-            anchors.get(pair[0]),
-            path=path + left.paths[pair[0]],
-            same_code=same_code,
-        )
-        for pair in found
-        if isinstance(pair, tuple)
-    ]
+    leaves: list[LeafCheck] = []
+    for i, j in (pair for pair in found if isinstance(pair, tuple)):
+        sides = left.tensors[i], right.tensors[j], anchors.get(i)
+        leaves.append(check_tensor(*sides, path=path + left.paths[i], same_code=same_code))
     leaves += [leaf for leaf in found if isinstance(leaf, LeafCheck)]
     return leaves or [LeafCheck(path=path, status=Status.EXACT)]
 

@@ -149,10 +149,9 @@ class Run:
 
         Arguments that are, or share memory with, the module's own tensors stay so.
         """
-        storages = {
-            s._cdata: s for t in self.state.tensors if is_plain(t) for s in [t.untyped_storage()]
-        }
-        own = [*self.state.tensors, *(self.owner.modules() if self.owner is not None else ())]
+        live = self.state.tensors
+        storages = {s._cdata: s for t in live if is_plain(t) for s in [t.untyped_storage()]}
+        own = [*live, *(self.owner.modules() if self.owner is not None else ())]
         memo: dict[Any, Any] = {id(each): each for each in own} | {"torch": storages}
         leaves: dict[str, Tensor] = {}
         with torch.inference_mode(False):

@@ -212,10 +212,8 @@ class Worker:
                 hint="raise the limit, or look for an endless loop",
             )
         if "crash" in reply:
-            return errors.WorkerCrashed(
-                f"the process that ran {target} {reply['crash']}{self._last_words()}",
-                kind=reply["crash"],
-            )
+            text = f"the process that ran {target} {reply['crash']}{self._last_words()}"
+            return errors.WorkerCrashed(text, kind=reply["crash"])
         raised = reply["error"]
         if raised["own"] is not None:
             cls: type[errors.ModuleLensError] = getattr(errors, raised["kind"])
@@ -223,8 +221,5 @@ class Worker:
             vars(error).update(raised["own"])
             error.did_you_mean = tuple(error.did_you_mean)
             return error
-        return errors.ForeignError(
-            f"{target} raised {raised['kind']}: {raised['message']}",
-            kind=raised["kind"],
-            traceback=raised["traceback"],
-        )
+        text = f"{target} raised {raised['kind']}: {raised['message']}"
+        return errors.ForeignError(text, kind=raised["kind"], traceback=raised["traceback"])

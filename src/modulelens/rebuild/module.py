@@ -135,9 +135,8 @@ class Rebuilder:
             _HOOKS[hook.kind](module, made, with_kwargs=hook.kwargs)
 
     def _decoder(self, strict: str = "") -> Decoder:
-        return Decoder(
-            self.tensors.get, self.importer, self.module_value, self.tensors.device, strict
-        )
+        get, device = self.tensors.get, self.tensors.device
+        return Decoder(get, self.importer, self.module_value, device, strict)
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
