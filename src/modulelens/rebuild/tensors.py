@@ -13,6 +13,7 @@ from modulelens.errors import Corrupted, NotRebuildable
 from modulelens.records import TensorRef
 from modulelens.tree import as_non_leaf, dtype_of
 
+Fill = Callable[[TensorRef, Tensor], None]
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -28,7 +29,7 @@ class Tensors:
 
     storage: Callable[[TensorRef], torch.UntypedStorage]
     device: str = "cpu"
-    missing: Callable[[TensorRef, Tensor], None] | None = None
+    missing: Fill | None = None
     _memory: dict[tuple[int, str], torch.UntypedStorage] = field(default_factory=dict, init=False)
     _objects: dict[int, Tensor] = field(default_factory=dict, init=False)
     _filled: dict[int, list[tuple[int, int]]] = field(default_factory=dict, init=False)
@@ -74,9 +75,7 @@ class Tensors:
         made = torch._neg_view(made) if ref.neg else made
         return made.requires_grad_() if ref.spec.requires_grad and ref.leaf else made
 
-    def _stand_in(
-        self, ref: TensorRef, dtype: torch.dtype, fill: Callable[[TensorRef, Tensor], None]
-    ) -> Tensor:
+    def _stand_in(self, ref: TensorRef, dtype: torch.dtype, fill: Fill) -> Tensor:
         """A tensor of made-up values; what shared memory shares it, and is filled once."""
         low, high = _extent(ref, dtype)
         place = (ref.group, "")
@@ -84,9 +83,8 @@ class Tensors:
         if memory is None or memory.nbytes() < high:
             memory = self._memory[place] = new_memory(max(high, ref.nbytes), self.device)
             self._filled[ref.group] = []
-        shape, stride = ref.spec.shape, ref.spec.stride
         made = torch.empty(0, dtype=dtype, device=self.device)
-        made.set_(memory, ref.offset, shape, stride)
+        made.set_(memory, ref.offset, ref.spec.shape, ref.spec.stride)
         filled = self._filled[ref.group]
         if made.numel() and not any(start <= low and high <= end for start, end in filled):
             fill(ref, made)
