@@ -40,6 +40,8 @@ from modulelens.tree.kinds import check_twister
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _MOST_NOTES = 8
+#: What torch, numpy and Python raise at switches and states that are none.
+_NO_CONTEXT = (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OverflowError)
 
 
 @dataclasses.dataclass
@@ -257,20 +259,10 @@ class Replay:
         total: Tensor = functools.reduce(operator.add, parts)
         return total
 
-    def rng(self, rng: Rng) -> RngState:
-        """The random streams of a call's context.
-
-        Raises:
-            Corrupted: A stream cannot be set to them.
-        """
+    def _rng(self, rng: Rng) -> RngState:
         values = {name: self.value(part) for name, part in msgspec.structs.asdict(rng).items()}
-        try:
-            state = RngState(**values | {"devices": tuple(values["devices"] or ())})
-            check_twister(state.numpy[1] if state.numpy else 0)
-            with preserved_rng():
-                set_rng(state)
-        except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-            raise Corrupted(f"the random streams of a call cannot be set: {error}") from error
+        state = RngState(**values | {"devices": tuple(values["devices"] or ())})
+        check_twister(state.numpy[1] if state.numpy else 0)
         return state
 
     # ---- running
@@ -294,14 +286,16 @@ class Replay:
         Of a module, the method that was called is run. `owner` is whose state a function changes.
 
         Raises:
-            Corrupted: The context is none that torch can be in.
+            Corrupted: The context, or a random stream, is none that torch can be in.
             NotFound: It has no such method.
         """
         record = self.call(call)
+        ambient = record.context.ambient
         try:
-            with under(record.context.ambient, device=self.device):
-                pass
-        except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
+            rng = self._rng(record.context.rng)
+            with under(ambient, device=self.device), preserved_rng():
+                set_rng(rng)
+        except _NO_CONTEXT as error:
             raise Corrupted(f"the context of call {call} cannot be set: {error}") from error
         if isinstance(module, nn.Module) and record.method != "forward":
             if not is_method(type(module), record.method):
@@ -311,14 +305,7 @@ class Replay:
                     hint="give it one of that name, or pass a function",
                 )
             module = getattr(module, record.method)
-        return Run(
-            module=module,
-            args=inputs[0],
-            kwargs=inputs[1],
-            context=record.context.ambient,
-            rng=self.rng(record.context.rng),
-            owner=owner,
-        )
+        return Run(module, *inputs, context=ambient, rng=rng, owner=owner)
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:
         """The captured gradients for the output's leaves that require grad, in their order.
