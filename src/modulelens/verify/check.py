@@ -141,12 +141,7 @@ class _Judge:
     def captured_gradients(self) -> tuple[list[LeafCheck], list[str]]:
         """The module's parameter gradients, summed over its calls, against those of the step."""
         leaves, why = self._gradients.leaves(same_code=self._same)
-        grade = self._replay.metadata.grade
-        known = grade.reasons.get("param_grads") if grade else None
-        warnings = [f"graded so when it was stored: {': '.join(known)}"] if known else []
-        if why:
-            warnings.append(f"parameter gradients were not compared: {why[1]}")
-        return leaves, warnings
+        return leaves, [f"parameter gradients were not compared: {why[1]}"] if why else []
 
     def _verdict(self, number: int, status: Status, reason: str) -> Check:
         warnings = (*self._elsewhere, *drift_warnings(self._replay))
