@@ -30,6 +30,8 @@ from modulelens.tree.tensors import SPECIAL_KINDS, decode_special
 
 #: Deeper than what the encoder writes, and far from the interpreter's own limit.
 _MAX_DEPTH = 150
+#: A view of a part of an array is laid out as it was, if the whole is at most so much larger.
+_MOST_SPREAD = 64
 _STRUCT_SEQUENCES = frozenset({"torch.return_types", "time", "os", "sys"})
 _IMMUTABLE = (tuple, frozenset, str, bytes, int, float)
 _DICTS = (collections.OrderedDict, collections.defaultdict, dict)
@@ -110,6 +112,9 @@ class Decoder:
         """
         made = {name: self.decode(node) for name, node in nodes.items()}
         for name, value in made.items():
+            if isinstance(value, Opaque):
+                text = f"{name} is a {value.kind}: {value.why}"
+                raise NotRebuildable(text, reason="tensor_subclass")
             if not (value is None or isinstance(value, Tensor)):
                 raise Corrupted(f"{name} is a {type(value).__name__}, not a tensor")
         return made
@@ -252,7 +257,8 @@ class Decoder:
     def _array(self, body: list[Any]) -> Any:
         data = self.decode(body[2])
         raw = data.numpy() if isinstance(data, Tensor) else data
-        return np.frombuffer(raw, dtype=np_dtype(body[0])).reshape(body[1]).copy()
+        made = np.frombuffer(raw, dtype=np_dtype(body[0])).reshape(body[1]).copy()
+        return _laid_out(made, *body[3:]) if len(body) > 3 else made
 
     def _generator(self, body: list[Any]) -> torch.Generator:
         device, state = body[0], self.decode(body[1])
@@ -269,6 +275,20 @@ class Decoder:
 
     def _place(self, name: str) -> torch.device:
         return torch.device(self.device if self.device and name != "meta" else name)
+
+
+def _laid_out(array: Any, strides: list[int], writeable: bool) -> Any:
+    """The same values in memory with those strides, where that is not much larger."""
+    pairs = list(zip(array.shape, strides, strict=True))
+    before = sum((n - 1) * -step for n, step in pairs if step < 0)
+    size = before + sum((n - 1) * step for n, step in pairs if step > 0) + array.itemsize
+    if array.size and size <= _MOST_SPREAD * array.nbytes:
+        memory = np.zeros(size, np.uint8)
+        laid: Any = np.ndarray(array.shape, array.dtype, memory, before, strides)
+        laid[...] = array
+        array = laid
+    array.flags.writeable = bool(writeable)
+    return array
 
 
 Rule = Callable[[Decoder, Any], Any]

@@ -53,6 +53,7 @@ def flatten(value: Any) -> Flat:
         return number
 
     encoder = Encoder(keep, module=lambda m: {"cls": type(m).__qualname__})
+    encoder.layouts = False
     structure = encoder.encode(value)
     paths = [""] * len(tensors)
     _name(structure, "", paths)
