@@ -77,7 +77,7 @@ def show(entries: int, rounds: int, folder: Path) -> list[Row]:
         record = msgspec.structs.replace(
             small.metadata, fqn=f"layers.{number}", version=0, blobs={}, source=None
         )
-        store.put_entry(record, {})
+        store.put_entries([(record, {})])
     empties, shows = [], []
     for _ in range(rounds):
         empties.append(child(EMPTY))

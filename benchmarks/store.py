@@ -74,7 +74,8 @@ def bandwidth(folder: Path) -> dict[str, float]:
         again.append(timed(lambda store=store: store.put_blobs(buffers)))
         digests = store.put_blobs(buffers)
         sizes = {d: b.nbytes for d, b in zip(digests, buffers, strict=True)}
-        store.put_entry(Metadata(schema=SCHEMA, model="m", fqn="", cls="C", blobs=sizes), {})
+        entry = Metadata(schema=SCHEMA, model="m", fqn="", cls="C", blobs=sizes)
+        store.put_entries([(entry, {})])
         store.close()
         used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     return {
@@ -204,7 +205,7 @@ def opening(folder: Path, count: int) -> dict[str, float]:
 
     def fill_singly() -> None:
         for number in range(100):
-            store.put_entry(*record(number, "single"))
+            store.put_entries([record(number, "single")])
 
     result = {
         "entries": count,

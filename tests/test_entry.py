@@ -345,6 +345,7 @@ def test_the_same_code_under_other_threads_is_held_to_its_own(
     torch.set_num_threads(before + 1)
     try:
         assert entries[""].check(backward=True).status is ml.Status.EXACT
+        assert entries[""].benchmark(budget_s=0.02).num_threads == before
     finally:
         torch.set_num_threads(before)
 

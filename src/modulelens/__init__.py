@@ -39,33 +39,23 @@ __all__ = [  # noqa: RUF022  in the order of the path
     "__version__",
 ]
 
-_HOME = {
-    "track_init": "modulelens.capture",
-    "trace": "modulelens.capture",
-    "end_traces": "modulelens.capture",
-    "Keep": "modulelens.capture",
-    "Trace": "modulelens.capture",
-    "Capture": "modulelens.capture",
-    "Repo": "modulelens.repo",
-    "Entry": "modulelens.entry",
-    "Check": "modulelens.records",
-    "Status": "modulelens.records",
-    "Grade": "modulelens.records",
-    "Measurement": "modulelens.records",
-    "Comparison": "modulelens.records",
-    "Profile": "modulelens.records",
-    "register_formula": "modulelens.measure.flops",
+_HOMES = {
+    "capture": ("track_init", "trace", "end_traces", "Keep", "Trace", "Capture"),
+    "repo": ("Repo",),
+    "entry": ("Entry",),
+    "records": ("Check", "Status", "Grade", "Measurement", "Comparison", "Profile"),
+    "measure.flops": ("register_formula",),
+    "errors": ("errors",),  # the module itself
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("modulelens.errors")
-    if name not in _HOME:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'modulelens' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    module = importlib.import_module(f"modulelens.{home}")
+    globals()[name] = found = module if name == home else getattr(module, name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -5,21 +5,14 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modulelens.errors import NotFound, UsageError
-from modulelens.records import (
-    Check,
-    Comparison,
-    Grade,
-    Measurement,
-    Metadata,
-    Profile,
-    SourceRef,
-)
+from modulelens.records import Check, Comparison, Grade, Measurement, Metadata, Profile, SourceRef
 from modulelens.store import LocalStore
 
 if TYPE_CHECKING:
@@ -169,7 +162,8 @@ class Entry(_Recorded):
         Raises:
             NotFound: The trace did not keep gradients.
         """
-        replay, record = self._replay(), self._replay().call(call)
+        replay = self._replay()
+        record = replay.call(call)
         groups = {
             "outputs": record.grad_output,
             "inputs": record.grad_input,
@@ -180,11 +174,7 @@ class Entry(_Recorded):
                 f"{self.name} holds no gradients", hint="trace with keep=ml.Keep(grads=True)"
             )
         return {
-            group: {
-                name: grad
-                for name, part in parts.items()
-                if (grad := replay.gradient(part)) is not None
-            }
+            group: {name: replay.gradient(part) for name, part in parts.items()}
             for group, parts in groups.items()
         }
 
@@ -224,17 +214,12 @@ class Entry(_Recorded):
         if isinstance(candidate, str) or (candidate is None and timeout_s is not None):
             with self._apart(candidate, call, backward, timeout_s or _CHECK_TIMEOUT_S) as apart:
                 return apart.check()
-        from modulelens.verify import check
+        return self._check_here(candidate, call, backward)
 
-        name = (
-            getattr(candidate, "__qualname__", type(candidate).__qualname__)
-            if candidate is not None
-            else ""
-        )
-        if isinstance(candidate, type):
-            edited = self._replay(class_map={self.cls: candidate})
-            return check(edited, call=call, backward=backward, name=name, reference=self._replay())
-        return check(self._replay(), candidate, call=call, backward=backward, name=name)
+    def _check_here(self, candidate: Candidate, call: int | None, backward: bool) -> Check:
+        from modulelens.verify import check, subject_of
+
+        return check(subject_of(self._replay, candidate), call=call, backward=backward)
 
     def watch(
         self,
@@ -308,11 +293,14 @@ class Entry(_Recorded):
             CheckFailed: A file's candidate failed in the worker; nothing was timed.
         """
         from modulelens.speed import measure, refuse_broken
+        from modulelens.verify import subject_of
 
-        if isinstance(candidate, str) and budget_s > 0:
+        if not budget_s > 0:
+            raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
+        if isinstance(candidate, str):
             refuse_broken(self.check(candidate, call=call, backward=backward))
-        where: dict[str, Any] = {"call": call, "seed": seed, "device": device}
-        measured = measure(self._replay, candidate, backward=backward, budget_s=budget_s, **where)
+        subject = subject_of(functools.partial(self._replay, device), candidate)
+        measured = measure(subject, call=call, seed=seed, backward=backward, budget_s=budget_s)
         if isinstance(measured, Measurement):
             self._note(measurement=measured)
         return measured
@@ -371,16 +359,18 @@ class Entry(_Recorded):
 
     def _change(self, fields: Callable[[Metadata], dict[str, Any]]) -> None:
         """Replaces fields of the stored record, given the record as it is by now."""
-        import msgspec
+        from msgspec.structs import replace
 
-        self._metadata = self._store.update(
-            self.id, lambda m: msgspec.structs.replace(m, **fields(m))
-        )
+        self._metadata = self._store.update(self.id, lambda m: replace(m, **fields(m)))
 
     def _replay(self, device: str = "cpu", class_map: Mapping[str, Any] | None = None) -> Replay:
-        from modulelens.stored import replay_of
+        from modulelens.replay import Replay
+        from modulelens.stored import payload_of
 
-        return replay_of(self._store, self.metadata, self._allow, device, class_map)
+        payload, roots = payload_of(self._store, self.metadata), [self._store.root]
+        return Replay(
+            payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots
+        )
 
 
 def _import_path() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -38,13 +37,12 @@ def export(replay: Replay, path: Path) -> Path:
             continue  # only shapes were kept: there is no output to write
     record = bytearray(to_json(replay.metadata))
     tensors["metadata.json"] = torch.frombuffer(record, dtype=torch.uint8)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    draft = path.with_name(f".{path.name}.{os.urandom(12).hex()}")
     try:
-        torch.save(tensors, temporary)
-        Path(temporary).replace(path)
+        torch.save(tensors, draft)
+        draft.replace(path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     return path
 
 
@@ -63,5 +61,4 @@ def _marked(prefix: str, synthesized: str, what: str) -> str:
 
 
 def _leaves(prefix: str, value: object) -> dict[str, Tensor]:
-    flat = flatten(value)
-    return {f"{prefix}/{p}": t.detach() for p, t in zip(flat.paths, flat.tensors, strict=True)}
+    return {f"{prefix}/{path}": tensor.detach() for path, tensor in flatten(value).named.items()}

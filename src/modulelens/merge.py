@@ -20,7 +20,7 @@ from modulelens.errors import NotFound, NotRebuildable
 from modulelens.records import Call, Metadata, ModuleNode, TensorRef, as_ref, to_json
 from modulelens.replay import Replay
 from modulelens.store import LocalStore
-from modulelens.stored import replay_of
+from modulelens.stored import payload_of
 from modulelens.tree import spec_of
 from modulelens.tree.shards import PART
 
@@ -50,7 +50,7 @@ class _Merge:
     def __init__(self, store: LocalStore, parts: Sequence[Metadata]) -> None:
         self._store = store
         self._parts = parts
-        self._replays = [replay_of(store, part) for part in parts]
+        self._replays = [Replay(payload_of(store, part)) for part in parts]
         self._made: dict[Any, dict[str, Any]] = {}
         self._nodes: dict[tuple[str, ...], str] = {}
         self._sizes: dict[str, int] = {}

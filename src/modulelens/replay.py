@@ -7,14 +7,16 @@ verdict on a run is `verify.py`'s.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
@@ -25,7 +27,6 @@ from modulelens.context import RngState, preserved_rng, set_rng, under
 from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound, NotRebuildable
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
-    STRATEGIES,
     Payload,
     Rebuilder,
     Strategy,
@@ -38,7 +39,10 @@ from modulelens.tree import Decoder, Importer, flatten
 from modulelens.tree.kinds import check_twister
 from modulelens.tree.shards import parts_in
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _MOST_NOTES = 8
+#: What torch, numpy and Python raise at switches and states that are none.
+_NO_CONTEXT = (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OverflowError)
 
 
 @dataclasses.dataclass
@@ -87,30 +91,27 @@ class Replay:
         self.rewritten: frozenset[str] = frozenset()
         self.gone_round = ""
         self.changed_beside: dict[str, tuple[str, ...]] = {}
-        self._drifted: frozenset[str] | None = None
 
     @property
     def metadata(self) -> Metadata:
         """The entry's record."""
         return self.payload.metadata
 
-    @property
+    @functools.cached_property
     def drifted(self) -> frozenset[str]:
         """Class paths whose code is not what it was when captured, redirected ones included.
 
         That is their own source (`rewritten`), or what they reach beside it (`changed_beside`): a
         helper, a constant, a factory, a base.
         """
-        if self._drifted is None:
-            sources = self.metadata.sources
-            today = {path: cls for path in sources if (cls := self._found(path)) is not None}
-            self.rewritten = frozenset(
-                p for p, c in today.items() if source_of(c).digest not in ("", sources[p])
-            )
-            names = {path: changed(cls, self.metadata.beside) for path, cls in today.items()}
-            self.changed_beside = {path: found for path, found in names.items() if found}
-            self._drifted = self.edited | self.rewritten | self.changed_beside.keys()
-        return self._drifted
+        sources = self.metadata.sources
+        today = {path: cls for path in sources if (cls := self._found(path)) is not None}
+        self.rewritten = frozenset(
+            p for p, c in today.items() if source_of(c).digest not in ("", sources[p])
+        )
+        names = {path: changed(cls, self.metadata.beside) for path, cls in today.items()}
+        self.changed_beside = {path: found for path, found in names.items() if found}
+        return self.edited | self.rewritten | self.changed_beside.keys()
 
     def _found(self, path: str) -> type | None:
         try:
@@ -121,17 +122,17 @@ class Replay:
 
     def _of_main(self, name: str) -> Any:
         file = self.metadata.main_file
-        main = sys.modules.get("__main__")
-        live = getattr(main, "__file__", None)
-        if main is not None and (str(Path(live).resolve()) if live else "") == file:
-            found: Any = main
+        found: Any = sys.modules.get("__main__")
+        live = getattr(found, "__file__", None)
+        if (str(Path(live).resolve()) if live else "") == file:
             for part in name.split("."):
                 found = getattr(found, part, None)
             if found is not None:
                 return found
-        if file and not _trusted(Path(file), self._refused):
+        if not (file and _trusted(Path(file), self._refused) and Path(file).is_file()):
+            where = f"{file or 'an interactive session'}, which is not here or not to be trusted"
             raise ClassNotFound(
-                f"__main__:{name} was defined in {file}, which is not here or not to be trusted",
+                f"__main__:{name} was defined in {where}",
                 hint="put the class into a module that can be imported, or run where the script is;"
                 " nothing inside the repo's folder, or of another user, is run",
             )
@@ -140,13 +141,13 @@ class Replay:
     @property
     def gap(self) -> str:
         """What of its weights was not kept, where rows of tables were; empty where none."""
+        if not self.metadata.table_rows:
+            return ""
         names = ", ".join(self.metadata.table_rows)
-        text = (
-            f"only the rows that were looked up were kept of {names}; if it uses others as well, "
-        )
-        return f"{text}trace with Keep(embedding_rows='all')" if names else ""
+        hint = "if it uses others as well, trace with Keep(embedding_rows='all')"
+        return f"only the rows that were looked up were kept of {names}; {hint}"
 
-    @cached_property
+    @functools.cached_property
     def parts(self) -> frozenset[int]:
         """The ranks over which its weights, inputs and outputs lie in parts; empty: it is whole."""
         calls = self.metadata.calls
@@ -163,13 +164,9 @@ class Replay:
         Raises:
             NotFound: There is no call of that number.
         """
-        calls = self.metadata.calls
+        calls, more = self.metadata.calls, self.metadata.dropped_calls
         if not 0 <= index < len(calls):
-            dropped = (
-                f", {self.metadata.dropped_calls} more were not kept"
-                if self.metadata.dropped_calls
-                else ""
-            )
+            dropped = f", {more} more were not kept" if more else ""
             raise NotFound(
                 f"{self.metadata.name} has {len(calls)} call(s){dropped}; there is no call {index}"
             )
@@ -180,18 +177,11 @@ class Replay:
         grade = self.metadata.grade
         chosen = grade.strategy if grade else ""
         root = self.payload.node(self.metadata.node)
-        if root.cls in self.drifted and root.init is not None:
-            # New code may set new attributes: only its constructor makes them.
-            return ("init", "structure")
-        first: Strategy = (
-            "init"
-            if chosen == "init" or (not chosen and self._opaque(self.metadata.node))
-            else "structure"
-        )
-        return (first, *(s for s in STRATEGIES if s != first))
-
-    def _opaque(self, digest: str) -> bool:
-        return any(node.opaque for node in self.payload.nodes(digest))
+        # New code may set new attributes: only its constructor makes them.
+        by_init = chosen == "init" or (root.cls in self.drifted and root.init is not None)
+        if not (chosen or by_init):
+            by_init = any(node.opaque for node in self.payload.nodes(self.metadata.node))
+        return ("init", "structure") if by_init else ("structure", "init")
 
     def module(self, call: int = 0, strategy: Strategy | None = None) -> nn.Module:
         """The module in the state it had when that call was entered.
@@ -200,18 +190,18 @@ class Replay:
             NotRebuildable: No way of rebuilding works; the reason is the first one's.
             ClassNotFound: Its class cannot be imported here.
         """
-        return self._session(call, strategy, Synthesizer(0))[0]
+        return self._rebuilt(call, strategy, Synthesizer(0))[0]
 
-    def _session(
+    def _rebuilt(
         self, call: int, strategy: Strategy | None, synthesizer: Synthesizer, strict: bool = False
-    ) -> tuple[nn.Module, Tensors, Rebuilder]:
+    ) -> tuple[nn.Module, Rebuilder]:
         ways = self.strategies() if strategy is None else (strategy,)
         failure: ModuleLensError | None = None
         for way in ways:
             tensors = Tensors(self.payload.storage, self.device, synthesizer)
-            rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device, self.drifted)
+            rebuilder = Rebuilder(self.payload, self.importer, tensors, self.drifted)
             try:
-                return rebuilder.rebuild(self.call(call).node, way), tensors, rebuilder
+                return rebuilder.rebuild(self.call(call).node, way), rebuilder
             except ModuleLensError as error:
                 failure = failure or error
                 raised = isinstance(error, NotRebuildable) and error.reason == "runtime_error"
@@ -241,18 +231,17 @@ class Replay:
         """
         synthesizer = Synthesizer(0)
         tensors = Tensors(self.payload.storage, self.device, synthesizer)
-        rebuilder = Rebuilder(self.payload, self.importer, tensors, self.device)
+        rebuilder = Rebuilder(self.payload, self.importer, tensors)
         return rebuilder.bare(self.call(call).node), "weights" if synthesizer.made else ""
 
-    def inputs(self, call: int = 0, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(self, call: int = 0, seed: int = 0) -> Inputs:
         """Arguments of that call, as `ready` gives; synthesised where only shapes were kept."""
         tensors = Tensors(self.payload.storage, self.device, Synthesizer(seed))
-        return self._inputs(self.call(call), tensors, None)
+        return self._inputs(self.call(call), tensors)
 
     def _inputs(
-        self, call: Call, tensors: Tensors, rebuilder: Rebuilder | None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        module = rebuilder.module_value if rebuilder else None
+        self, call: Call, tensors: Tensors, module: Callable[[Any], nn.Module] | None = None
+    ) -> Inputs:
         decoder = Decoder(
             tensors.get_input, self.importer, module, self.device, strict="an argument"
         )
@@ -270,37 +259,20 @@ class Replay:
         tensors = Tensors(self.payload.storage, self.device, synthesizer)
         return Decoder(tensors.get, self.importer, lambda body: body, self.device).decode(structure)
 
-    def gradient(
-        self, structure: Structure, synthesizer: Synthesizer | None = None
-    ) -> Tensor | None:
+    def gradient(self, structure: Structure, synthesizer: Synthesizer | None = None) -> Tensor:
         """A captured gradient: the sum over the backward passes of the step."""
-        parts = structure.get("$sum") if isinstance(structure, dict) else None
-        if not isinstance(parts, list):
+        nodes = structure.get("$sum") if isinstance(structure, dict) else None
+        parts = [self.value(n, synthesizer) for n in nodes] if isinstance(nodes, list) else []
+        shapes = {part.shape if isinstance(part, Tensor) else None for part in parts}
+        if len(shapes) != 1 or None in shapes:
             raise Corrupted("a gradient is no sum of tensors")
-        total: Tensor | None = None
-        for node in parts:
-            part = self.value(node, synthesizer)
-            if not isinstance(part, Tensor) or (total is not None and part.shape != total.shape):
-                raise Corrupted("a gradient is no sum of tensors")
-            total = part if total is None else total + part
+        total: Tensor = functools.reduce(operator.add, parts)
         return total
 
-    def rng(self, rng: Rng) -> RngState:
-        """The random streams of a call's context.
-
-        Raises:
-            Corrupted: A stream cannot be set to them.
-        """
-        values = {
-            name: self.value(getattr(rng, name)) for name in ("torch", "numpy", "python", "devices")
-        }
-        try:
-            state = RngState(**values | {"devices": tuple(values["devices"] or ())})
-            check_twister(state.numpy[1] if state.numpy else 0)
-            with preserved_rng():
-                set_rng(state)
-        except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-            raise Corrupted(f"the random streams of a call cannot be set: {error}") from error
+    def _rng(self, rng: Rng) -> RngState:
+        values = {name: self.value(part) for name, part in msgspec.structs.asdict(rng).items()}
+        state = RngState(**values | {"devices": tuple(values["devices"] or ())})
+        check_twister(state.numpy[1] if state.numpy else 0)
         return state
 
     # ---- running
@@ -308,28 +280,32 @@ class Replay:
     def ready(self, call: int = 0, strategy: Strategy | None = None, seed: int = 0) -> Replayed:
         """The call, ready to run under its captured context."""
         synthesizer = Synthesizer(0)  # weights are those that `module` gives
-        module, tensors, rebuilder = self._session(call, strategy, synthesizer, strict=True)
+        module, rebuilder = self._rebuilt(call, strategy, synthesizer, strict=True)
         weights, synthesizer.seed = synthesizer.made, seed
-        args, kwargs = self._inputs(self.call(call), tensors, rebuilder)
-        run = self.run(module, call, (args, kwargs))
+        inputs = self._inputs(self.call(call), rebuilder.tensors, rebuilder.module_value)
+        run = self.run(module, call, inputs)
         made = {"weights": weights, "inputs": synthesizer.made - weights}
         what = " and ".join(name for name, count in made.items() if count)
         return Replayed(module, run, what, tuple(rebuilder.notes[:_MOST_NOTES]))
 
-    def run(self, module: Callable[..., Any], call: int, inputs: tuple[Any, Any]) -> Run:
+    def run(
+        self, module: Callable[..., Any], call: int, inputs: Inputs, owner: nn.Module | None = None
+    ) -> Run:
         """A run of any callable on those inputs, under the call's captured context.
 
-        Of a module, the method that was called is run.
+        Of a module, the method that was called is run. `owner` is whose state a function changes.
 
         Raises:
-            Corrupted: The context is none that torch can be in.
+            Corrupted: The context, or a random stream, is none that torch can be in.
             NotFound: It has no such method.
         """
         record = self.call(call)
+        ambient = record.context.ambient
         try:
-            with under(record.context.ambient, device=self.device):
-                pass
-        except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
+            rng = self._rng(record.context.rng)
+            with under(ambient, device=self.device), preserved_rng():
+                set_rng(rng)
+        except _NO_CONTEXT as error:
             raise Corrupted(f"the context of call {call} cannot be set: {error}") from error
         if isinstance(module, nn.Module) and record.method != "forward":
             if not is_method(type(module), record.method):
@@ -339,13 +315,7 @@ class Replay:
                     hint="give it one of that name, or pass a function",
                 )
             module = getattr(module, record.method)
-        return Run(
-            module=module,
-            args=tuple(inputs[0]),
-            kwargs=dict(inputs[1]),
-            context=record.context.ambient,
-            rng=self.rng(record.context.rng),
-        )
+        return Run(module, *inputs, context=ambient, rng=rng, owner=owner)
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:
         """The captured gradients for the output's leaves that require grad, in their order.
@@ -364,17 +334,11 @@ class Replay:
 def _full(path: str, metadata: Metadata) -> str:
     if ":" in path:
         return path
-    matches = [
-        p
-        for p in (metadata.cls, *metadata.sources)
-        if p.partition(":")[2] == path or p.replace(":", ".") == path
-    ]
-    if not matches:
-        raise NotFound(
-            f"class_map names {path!r}, which is no class of {metadata.name}",
-            hint="use module:Class",
-        )
-    return matches[0]
+    for known in (metadata.cls, *metadata.sources):
+        if path in (known.partition(":")[2], known.replace(":", ".")):
+            return known
+    text = f"class_map names {path!r}, which is no class of {metadata.name}"
+    raise NotFound(text, hint="use module:Class")
 
 
 def _make_importable(metadata: Metadata, refused: tuple[Path, ...]) -> None:
@@ -384,11 +348,9 @@ def _make_importable(metadata: Metadata, refused: tuple[Path, ...]) -> None:
     a repo is shared, and what it says is not trusted.
     """
     for package, root in metadata.roots.items():
-        if not package.isidentifier() or package == "__main__" or package in sys.modules:
+        if not package.isidentifier() or package in sys.modules or root in sys.path:
             continue
-        if importlib.util.find_spec(package) is not None or root in sys.path:
-            continue
-        if _trusted(Path(root), refused):
+        if importlib.util.find_spec(package) is None and _trusted(Path(root), refused):
             sys.path.append(root)
 
 
@@ -399,8 +361,5 @@ def _trusted(path: Path, refused: tuple[Path, ...]) -> bool:
     except (OSError, ValueError):
         return False
     owned = not hasattr(os, "getuid") or owner in (0, os.getuid())
-    return (
-        path.is_absolute()
-        and owned
-        and not any(path.resolve().is_relative_to(root) for root in refused)
-    )
+    inside = any(path.resolve().is_relative_to(root) for root in refused)
+    return path.is_absolute() and owned and not inside

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modulelens.entry import Entry, _import_path
-from modulelens.errors import DiskFull, ModuleLensError, TimedOut, UsageError
+from modulelens.errors import DiskFull, ModuleLensError, TimedOut, UsageError, WorkerCrashed
 from modulelens.records import Grade, GradeLevel, Metadata, Reason
 from modulelens.store import FsckReport, GcReport, LocalStore, Row
 
@@ -208,11 +208,8 @@ class Repo:
         if bad:
             first = bad[0]
             assert first.grade is not None
-            warnings.warn(
-                f"{len(bad)} of {len(entries)} entries cannot be rebuilt exactly, such as "
-                f"{first.name}: {first.grade.reason}",
-                stacklevel=3,
-            )
+            text = f"{len(bad)} of {len(entries)} entries cannot be rebuilt exactly, such as "
+            warnings.warn(f"{text}{first.name}: {first.grade.reason}", stacklevel=3)
 
     # ---- finding
 
@@ -352,16 +349,11 @@ def _check_words(name: str, words: Sequence[str]) -> None:
 
 
 def _graded(worker: Any, entry: Entry, structure: Grade | None) -> tuple[Grade, bool]:
-    from modulelens.errors import ForeignError, WorkerCrashed
-
     task = {**entry._address(), "structure": msgspec.to_builtins(structure)}
     try:
         found, more = worker.call("modulelens.tasks:grade_task", task, isolate=False)
         return msgspec.convert(found, Grade), more
-    except TimedOut as error:
-        reason = (Reason.TIMEOUT.value, error.message)
-    except WorkerCrashed as error:
-        reason = (Reason.CRASHED.value, error.message)
-    except (ForeignError, ModuleLensError) as error:
-        reason = (Reason.RUNTIME_ERROR.value, error.message)
-    return structure or Grade(level=GradeLevel.NO, reasons={"outputs": reason}), False
+    except ModuleLensError as error:
+        codes = {TimedOut: Reason.TIMEOUT, WorkerCrashed: Reason.CRASHED}
+        reason = (codes.get(type(error), Reason.RUNTIME_ERROR).value, error.message)
+        return structure or Grade(level=GradeLevel.NO, reasons={"outputs": reason}), False

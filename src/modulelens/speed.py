@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import torch
 
-from modulelens.errors import CheckFailed, UsageError
+from modulelens.errors import CheckFailed
 from modulelens.measure.benchmark import benchmark, compare_speed, trial_of
-from modulelens.measure.candidate import load_candidate
 from modulelens.measure.run import Run
 from modulelens.records import Check, Comparison, Measurement, Status, all_kept
 from modulelens.replay import Replay
 from modulelens.tree import flatten
-from modulelens.verify import FIXED, bind, check, varied
+from modulelens.verify import FIXED, Subject, check, varied
 
 _TIMED = (*(s for s in Status if s.passed), Status.NOT_COMPARABLE, Status.MISMATCH_VALUE)
 
@@ -37,42 +33,19 @@ def refuse_broken(check: Check) -> None:
 
 
 def measure(
-    replay: Callable[..., Replay],
-    candidate: Any,
-    *,
-    call: int,
-    seed: int,
-    backward: bool,
-    budget_s: float,
-    device: str,
+    subject: Subject, *, call: int, seed: int, backward: bool, budget_s: float
 ) -> Measurement | Comparison:
-    """Times one call of the entry that `replay(device, class_map)` brings to life.
-
-    Raises:
-        UsageError: `budget_s` is not above 0.
-    """
-    if not budget_s > 0:
-        raise UsageError(f"a budget of {budget_s} s", hint="use seconds above 0, such as 3")
-    # First: the replay makes the entry's package importable, which a candidate may import.
-    original = replay(device)
-    loaded = load_candidate(candidate) if isinstance(candidate, str) else candidate
+    """Times one call of the entry, beside the candidate where the subject is one."""
+    original = subject.original
     ready = original.ready(call, seed=seed)
     both = backward and _has_backward(ready.run, original, call)
-    seeds = original.call(call).grad_output
-    made_up = bool(ready.synthesized) or (both and not all_kept(seeds))
-    if loaded is None:
+    made_up = bool(ready.synthesized) or (both and not all_kept(original.call(call).grad_output))
+    if subject.own:
         trial = trial_of(ready.run, backward=both)
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
-        return _marked(measured, made_up, both)
-    edited, function = original, loaded
-    if isinstance(loaded, type):
-        edited, function = replay(device, {original.metadata.cls: loaded}), None
-    verdict = check(edited, function, call=call, backward=both, reference=original)
-    place = edited.ready(call, seed=seed)
-    other = place.run
-    if function is not None:
-        inputs = ready.run.args, ready.run.kwargs
-        other = original.run(bind(function, place.module), call, inputs)
+        return msgspec.structs.replace(measured, synthesized=made_up)
+    verdict = check(subject, call=call, backward=both)
+    other = subject.run(subject.replay.ready(call, seed=seed), call)
     if both:
         _has_backward(other, original, call)
     values = None if any(FIXED in text for text in verdict.warnings) else random.Random(0)
@@ -81,12 +54,12 @@ def measure(
     status = verdict.status
     if status.passed and not ready.synthesized:
         # Once more: what it does by now need not be what it did before.
-        later = varied(original, edited, function, call)[0]
+        later = varied(subject, call)[0]
         status = max([status, *(leaf.status for leaf in later)], key=list(Status).index)
     return msgspec.structs.replace(
         compared,
-        original=_marked(compared.original, made_up, both),
-        candidate=_marked(compared.candidate, made_up, both),
+        original=msgspec.structs.replace(compared.original, synthesized=made_up),
+        candidate=msgspec.structs.replace(compared.candidate, synthesized=made_up),
         correct=status.value,
     )
 
@@ -100,12 +73,3 @@ def _has_backward(run: Run, replay: Replay, call: int) -> bool:
         if replay.call(call).grad_output:
             run.grad_output = replay.seeds(call, output)
     return bool(leaves)
-
-
-def _marked(measured: Measurement, made_up: bool, backward: bool) -> Measurement:
-    return msgspec.structs.replace(
-        measured,
-        synthesized=made_up,
-        backward=backward,
-        num_threads=torch.get_num_threads(),
-    )

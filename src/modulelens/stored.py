@@ -1,9 +1,8 @@
-"""An entry in a store -> its replay. Knows where the bytes are mapped from, and runs nothing."""
+"""An entry in a store -> its payload. Knows where the bytes are mapped from, and runs nothing."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from modulelens.errors import Corrupted
 from modulelens.rebuild import Payload
 from modulelens.rebuild.table import table_of
 from modulelens.records import Metadata, TensorRef
-from modulelens.replay import Replay
 from modulelens.store import LocalStore
 
 _MOST_HELD_BYTES = 1 << 30
@@ -32,14 +30,8 @@ def hold(store: LocalStore, metadata: Metadata) -> None:
                 _held[digest] = torch.frombuffer(data, dtype=torch.uint8).clone()
 
 
-def replay_of(
-    store: LocalStore,
-    metadata: Metadata,
-    allow: Iterable[str] = (),
-    device: str = "cpu",
-    class_map: Mapping[str, Any] | None = None,
-) -> Replay:
-    """The entry, ready to be brought to life; its bytes are read, and verified, when needed."""
+def payload_of(store: LocalStore, metadata: Metadata) -> Payload:
+    """The entry's record and its bytes, which are read, and verified, when needed."""
     state: dict[str, torch.Tensor] = {}
 
     def raw(ref: TensorRef) -> torch.UntypedStorage:
@@ -61,9 +53,7 @@ def replay_of(
     def storage(ref: TensorRef) -> torch.UntypedStorage:
         return raw(ref) if ref.rows is None else table_of(ref, raw(ref))
 
-    payload = Payload(metadata, store.blob_bytes, storage)
-    roots = [store.root]
-    return Replay(payload, device=device, allow=allow, class_map=class_map, refuse_roots=roots)
+    return Payload(metadata, store.blob_bytes, storage)
 
 
 def _unpacked(data: bytes, nbytes: int) -> torch.UntypedStorage:

@@ -18,7 +18,6 @@ import msgspec
 from modulelens.entry import Entry
 from modulelens.environment import is_own
 from modulelens.errors import UsageError
-from modulelens.measure.candidate import load_candidate
 from modulelens.measure.imports import loaded_files, note_own
 from modulelens.records import Grade
 from modulelens.store import LocalStore
@@ -48,26 +47,15 @@ def grade_task(*, repo: str, entry: str, allow: list[str], structure: Any = None
     return [msgspec.to_builtins(found), more]
 
 
-def check_task(
-    *,
-    repo: str,
-    entry: str,
-    allow: list[str],
-    candidate: str | None,
-    call: int | None,
-    backward: bool,
-    notes: str,
-) -> Any:
+def check_task(*, repo: str, entry: str, allow: list[str], notes: str, **asked: Any) -> Any:
     """`[verdict on today's code or on a file's candidate, packages' modules that it imported]`.
 
-    Which files of the user's it imported, `notes` says, also when it ends in another way.
+    `asked` are the candidate, the call, and whether backward: what `Entry.check` takes. Which files
+    of the user's it imported, `notes` says, also when it ends in another way.
     """
     known = set(sys.modules)
     note_own(notes)
-    found = _entry(repo, entry, allow)
-    found._replay()  # makes the entry's package importable, which the candidate may import
-    checked = found.check(load_candidate(candidate) if candidate else None, call, backward)
-    checked = msgspec.structs.replace(checked, code=candidate or "")
+    checked = _entry(repo, entry, allow)._check_here(**asked)
     modules = [name for name, file in loaded_files(known).items() if not is_own(file)]
     return [msgspec.to_builtins(checked), modules]
 

@@ -21,7 +21,7 @@ from modulelens.errors import ClassNotFound, NotRebuildable
 from modulelens.rebuild import Payload
 from modulelens.records import Metadata
 from modulelens.replay import Replay
-from modulelens.verify import check
+from modulelens.verify import Subject, check
 
 Elsewhere = Callable[..., Any]
 
@@ -296,7 +296,7 @@ def test_what_was_captured_on_another_device_runs_here_and_says_so(tmp_path: Pat
         assert {p.device.type for p in module.parameters()} == {"cpu"}
     raw = on_device(msgspec.to_builtins(entry.metadata), "cuda:3")
     stored = msgspec.convert(raw, Metadata)
-    found = check(moved(entry._replay(), calls=stored.calls))
+    found = check(Subject(moved(entry._replay(), calls=stored.calls)))
     assert found.status.passed
     assert "captured on cuda, this is cpu" in found.warnings
 
@@ -312,13 +312,13 @@ def test_the_same_code_on_another_machine_is_held_to_a_tolerance(tmp_path: Path)
     ambient = msgspec.structs.replace(call.context.ambient, onednn=not call.context.ambient.onednn)
     context = msgspec.structs.replace(call.context, ambient=ambient)
     calls = (msgspec.structs.replace(call, context=context),)
-    here = check(moved(replay, calls=calls))
+    here = check(Subject(moved(replay, calls=calls)))
     environment = msgspec.structs.replace(replay.metadata.environment, cpu="Another CPU")
-    there = check(moved(replay, calls=calls, environment=environment))
+    there = check(Subject(moved(replay, calls=calls, environment=environment)))
     assert there.status.passed
     assert any("captured on Another CPU, this is" in w for w in there.warnings)
     if here.status is not ml.Status.EXACT:  # not every processor shows a difference
         assert here.status is ml.Status.MISMATCH_VALUE
         assert there.status is ml.Status.CLOSE
         assert "the original's own" in there.reason
-    assert check(moved(replay, environment=environment)).status is ml.Status.EXACT
+    assert check(Subject(moved(replay, environment=environment))).status is ml.Status.EXACT

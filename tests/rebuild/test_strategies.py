@@ -18,7 +18,7 @@ import modulelens as ml
 from modulelens.errors import NotFound, NotRebuildable, UsageError
 from modulelens.rebuild import Payload
 from modulelens.replay import Replay
-from modulelens.verify import check
+from modulelens.verify import Subject, check
 
 BOTH = [
     *("TiedWeights", "CalledTwice", "KwargsOnly", "SharedChild", "PlainListOfModules"),
@@ -90,7 +90,7 @@ def test_two_rebuilt_modules_and_their_inputs_share_no_memory(tmp_path: Path) ->
     assert twice[0] is twice[1]
     assert twice[0].stride() == (0,)
     assert entry.inputs()[0][0].any()
-    assert check(entry._replay())
+    assert check(Subject(entry._replay()))
 
 
 def test_an_ancestor_is_a_stand_in_that_names_itself(tmp_path: Path) -> None:

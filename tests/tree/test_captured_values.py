@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -389,3 +390,34 @@ def test_quantised_modules_come_back_and_a_scheme_without_a_rule_is_named(tmp_pa
             exact
             or "an argument holds torch:Tensor: a tensor quantised to quint4x2" in found.reason
         )
+
+
+def _arrays() -> dict[str, Any]:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    fixed = base.copy()
+    fixed.flags.writeable = False
+    return {
+        "columns first": np.asfortranarray(base),
+        "turned round": base[::-1, ::2],
+        "transposed": base.reshape(2, 3, 4).transpose(2, 0, 1),
+        "every third": base.reshape(-1)[1::3],
+        "read only": fixed,
+        "broadcast": np.broadcast_to(base[:1], (5, 6)),
+        "one of many": np.zeros((1000, 1000), np.int16)[:3, 7],
+        "none": base[:0],
+        "scalar": base[1, 2, ...],
+        "other bytes": base.astype(">f4").T,
+    }
+
+
+@pytest.mark.parametrize("kind", _arrays())
+def test_numpy_arrays_keep_their_layout(tmp_path: Path, kind: str) -> None:
+    array = _arrays()[kind]
+    entry = through(tmp_path, array, torch.ones(1))
+    found = entry.inputs()[0][0]
+    assert found.dtype == array.dtype
+    assert np.array_equal(found, array)
+    assert found.flags.writeable == array.flags.writeable
+    if kind not in ("one of many", "none"):  # its memory is far larger; none has no layout
+        assert found.strides == array.strides
+    assert entry.check().status is ml.Status.EXACT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from modulelens.capture.select import other_methods
+from modulelens.capture.select import matches, other_methods
 from modulelens.capture.watch import SeenCall
 from modulelens.capture.wrappers import clean_fqn, own_class
 from modulelens.records import Coverage, CoverageList, Fate
@@ -18,6 +18,7 @@ from modulelens.tree import display_path
 if TYPE_CHECKING:
     from modulelens.capture.trace import Trace
 
+_LATE = "made or put in place within the traced step, so not recorded: trace a later one"
 _REGISTERS = frozenset(vars(nn.Module()))
 
 
@@ -101,7 +102,12 @@ def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, 
 def coverage_of(trace: Trace) -> CoverageList:
     """The fate of every requested module."""
     called = {c.number: c for c in trace.captures}
-    return CoverageList(_fate(trace, number, called) for number in trace.targets)
+    late = [
+        Coverage(fqn=fqn, cls=display_path(type(module)), fate=Fate.NOT_CALLED, reason=_LATE)
+        for fqn, module in trace.nodes.late(trace.model)
+        if matches(fqn, module, trace.patterns)
+    ]
+    return CoverageList([*(_fate(trace, number, called) for number in trace.targets), *late])
 
 
 def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
+
+_C: Any = torch._C
 
 
 class OwnHook:
@@ -94,6 +97,14 @@ def wrap_function(undo: Undo, name: str, around: Callable[..., Any]) -> None:
 
     undo.add(take_back)
     setattr(torch, name, wrapped)
+
+
+def unseen(action: Callable[..., Any], *args: Any) -> Any:
+    """Runs it past the user's dispatch and function modes: they are to see the step's own ops."""
+    if not (_C._len_torch_function_stack() or _C._len_torch_dispatch_stack()):
+        return action(*args)
+    with _C.DisableTorchFunction(), _disable_current_modes():
+        return action(*args)
 
 
 _RESIZES: tuple[tuple[Any, str], ...] = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from modulelens.capture.hook import Undo, hook_gradient, wrap_function
+from modulelens.capture.hook import Undo, hook_gradient, unseen, wrap_function
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.tables import is_whole
 from modulelens.tree import is_plain
@@ -71,7 +71,7 @@ class Lookups:
     def _note(self, note: Callable[[Tensor, Tensor], None], table: Tensor, seen: Tensor) -> None:
         try:
             with self._lock, torch.no_grad():
-                note(table, seen)
+                unseen(note, table, seen)
         except Exception:  # noqa: BLE001 - boundary: user code must not see our failures
             self._snapshots.take_tables_whole()
 

@@ -88,6 +88,7 @@ class Nodes:
         for fqn, module in root.named_modules():
             if eager(module) is module:  # a compiled child is the module inside
                 self._add(module, clean_fqn(fqn))
+        self._first = len(self.modules)
 
     def _add(self, module: nn.Module, fqn: str) -> int:
         number = self.index[id(module)] = len(self.modules)
@@ -95,6 +96,11 @@ class Nodes:
         self.fqns.append(fqn)
         self.versions.append([])
         return number
+
+    def late(self, root: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The modules of the model that were put in place since; they had no part in the trace."""
+        found = ((clean_fqn(fqn), m) for fqn, m in root.named_modules() if eager(m) is m)
+        return [(f, m) for f, m in found if self.index.get(id(m), self._first) >= self._first]
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
@@ -310,6 +316,8 @@ def _refusal(module: nn.Module, cls: type, forward: str | None) -> str:
 
 
 def _class_refusal(cls: type) -> str:
+    if any(vars(base).get("__slots__") for base in cls.__mro__):
+        return f"opaque_attribute: {cls.__qualname__} has __slots__, whose values are not kept"
     if path_of(cls) is not None:
         return ""
     where = "inside a function" if "<locals>" in cls.__qualname__ else "at run time"

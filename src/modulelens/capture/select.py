@@ -6,7 +6,8 @@ import difflib
 import fnmatch
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ def select(
         UsageError: There is no pattern.
         NotFound: A pattern matches no module.
     """
-    asked = [patterns] if isinstance(patterns, str) else list(patterns)
+    asked = [patterns] if isinstance(patterns, str) else _texts("modules", patterns)
     if not asked:
         raise UsageError("modules=[]: nothing to trace", hint='modules="*" traces all')
     found: set[int] = set()
@@ -57,8 +58,7 @@ def select(
         hits = {
             i
             for i, (name, module) in enumerate(zip(names, modules, strict=True))
-            if fnmatch.fnmatchcase(name, pattern)
-            or fnmatch.fnmatchcase(own_class(type(module)).__name__, pattern)
+            if matches(name, module, [pattern])
         }
         if not hits:
             known = [*names, *{own_class(type(m)).__name__ for m in modules}]
@@ -69,6 +69,21 @@ def select(
             )
         found |= hits
     return sorted(found)
+
+
+def matches(name: str, module: nn.Module, patterns: str | Sequence[str]) -> bool:
+    """Whether a pattern is one of the module's path or class."""
+    asked = [patterns] if isinstance(patterns, str) else patterns
+    words = (name, own_class(type(module)).__name__)
+    return any(fnmatch.fnmatchcase(word, pattern) for word in words for pattern in asked)
+
+
+def _texts(what: str, found: Any) -> list[str]:
+    """Those of a list of texts, else a UsageError that names it."""
+    texts: list[Any] = [*found] if isinstance(found, Iterable) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{what}={found!r}: a list of texts")
+    return texts
 
 
 def other_methods(cls: type) -> list[str]:
@@ -95,7 +110,7 @@ def select_methods(
     if isinstance(names, str):
         raise UsageError(f"methods={names!r}: a list of names", hint=f"use methods=[{names!r}]")
     found: dict[int, list[str]] = {}
-    for name in sorted(set(names) - {"forward"}):
+    for name in sorted(set(_texts("methods", names)) - {"forward"}):
         if hasattr(nn.Module, name):
             raise UsageError(
                 f"{name!r} is a method of every nn.Module", hint="name methods of your own classes"

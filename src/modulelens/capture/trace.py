@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from modulelens.capture.capture import Capture, captures_of, coverage_of, missed, unregistered
-from modulelens.capture.hook import Undo, finish, guard_resizes
+from modulelens.capture.hook import Undo, finish, guard_resizes, unseen
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import Nodes
@@ -62,10 +62,15 @@ class Trace:
         steps: int = 1,
     ) -> None:
         check_model(model)
-        if warmup < 0 or steps < 1:
-            raise UsageError(f"warmup={warmup}, steps={steps}: at least 0 and 1")
+        if not (isinstance(warmup, int) and isinstance(steps, int) and warmup >= 0 and steps >= 1):
+            raise UsageError(f"warmup={warmup!r}, steps={steps!r}: numbers of at least 0 and 1")
+        if not (name is None or isinstance(name, str)):
+            raise UsageError(f"name={name!r}: a text, or None for the class's name")
+        if not (keep is None or isinstance(keep, Keep)):
+            raise UsageError(f"keep={keep!r}: use ml.Keep(...)")
         self.model, self.wrappers = unwrap(model)
-        self.name = name or own_class(type(self.model)).__name__
+        own_name = own_class(type(self.model)).__name__
+        self.name = str.__str__(name or own_name)  # a subclass is no plain text
         self.keep = keep or Keep()
         self.warmup = warmup
         self.steps = steps
@@ -78,6 +83,7 @@ class Trace:
         self.snapshots = Snapshots()
         self._own_hooks: set[int] = set()
         self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
+        self.patterns = modules
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
         self.methods = select_methods(self.nodes.modules, self.targets, methods)
         self.watches: list[Watch] = []
@@ -153,7 +159,7 @@ class Trace:
             with self._lock:
                 self._inside = max(self._inside - 1, 0)
                 if not self._inside:
-                    self.snapshots.release_tables()
+                    unseen(self.snapshots.release_tables)
 
     def raised(self, module: nn.Module, error: BaseException) -> None:
         """A call of the model raised; the user may catch that and try again with the next batch."""
@@ -179,7 +185,7 @@ class Trace:
                 shared = Undo()
                 weakref.finalize(self.snapshots, shared.run)
                 guard_resizes(shared)
-            watch.install(self._on_optimizer_step)
+            unseen(watch.install, self._on_optimizer_step)
         except Exception as error:  # noqa: BLE001 - boundary: the user's step goes on without us
             self._watch = None
             watch.remove()

@@ -29,6 +29,7 @@ from modulelens.capture.hook import (
     hook_gradient,
     put_hook,
     run_eagerly,
+    unseen,
     wrap_function,
 )
 from modulelens.capture.keep import Keep
@@ -42,6 +43,7 @@ from modulelens.tree import Encoder
 from modulelens.tree.shards import inside, is_part
 
 _C: Any = torch._C
+_TRANSFORMED = "called inside a transform of torch.func, whose tensors hold no values of their own"
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
 
 
@@ -111,7 +113,7 @@ class Watch:
         self._sharded = False
         self.waits_for_gradients = False
         self._own_hooks = nodes._own_hooks
-        self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
+        self._stacks: dict[int, list[tuple[int, int, SeenCall | None, int]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
         self._undo = Undo()
         # Threads may call the model at once, and backward runs in threads of its own.
@@ -233,7 +235,7 @@ class Watch:
     def _guarded(self, number: int, action: Callable[..., Any], *args: Any) -> None:
         try:
             with self._lock:
-                action(*args)
+                unseen(action, *args)
         except Exception as error:  # noqa: BLE001 - boundary: user code must not see our failures
             self.failures[number] = f"{type(error).__name__}: {error}"
 
@@ -243,6 +245,9 @@ class Watch:
             self.recomputes[number] = self.recomputes.get(number, 0) + 1
             return
         if _C._get_tracing_state() is not None:
+            return
+        if _C._functorch.peek_interpreter_stack() is not None:
+            self.failures[number] = _TRANSFORMED
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
@@ -254,7 +259,7 @@ class Watch:
         entered = self.nodes.note(noted)
         self.counts[number] += 1
         if self.counts[number] > self.keep.max_calls:
-            stack.append((number, id(kwargs), None))
+            stack.append((number, id(kwargs), None, len(self.calls)))
             return
         leaves: list[tuple[Tensor, TensorRef]] = []
         encoder = self._encoder(leaves)
@@ -270,14 +275,13 @@ class Watch:
             leaves=leaves,
             containers=encoder.count > 1,
             method=method,
-            nested=any(entry[0] == number for entry in stack),
         )
         call.opaque = encoder.opaque
         if self.keep.grads:
             self._watch_gradients(call.grad_input, leaves, encoder.special)
             if self._sharded:  # a weight is another tensor while it is gathered
                 self._watch_parameters(self.nodes.reach(number))
-        stack.append((number, id(kwargs), call))
+        stack.append((number, id(kwargs), call, len(self.calls)))
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
         def keep(tensor: Tensor) -> TensorRef:
@@ -304,6 +308,8 @@ class Watch:
         while (entry := stack.pop())[:2] != key:
             pass  # entries above belong to calls that ended by an exception
         call = entry[2]
+        for inner in self.calls[entry[3] :]:
+            inner.nested |= inner.number == number and inner.thread == threading.get_ident()
         left = self.nodes.note(self.nodes.reach(number))
         if call is None:
             return
@@ -363,12 +369,16 @@ class Watch:
         ref = functools.partial(self._lookups.ref, parameter)
         self._add_gradient(self.param_grads, parameter, grad, ref)
 
-    def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor, ref: Any = None) -> None:
+    def _add_gradient(
+        self, into: dict[Any, Any], key: Any, grad: Tensor | None, ref: Any = None
+    ) -> None:
         # A list: several backward passes of one step add up, which is done when it is stored.
+        if grad is None:  # a Function gave none
+            return
         try:
             with self._lock:
                 encoder = Encoder(ref or self.snapshots.ref)
-                into.setdefault(key, []).append(encoder.encode(grad))
+                into.setdefault(key, []).append(unseen(encoder.encode, grad))
                 self.waits_for_gradients = False
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]

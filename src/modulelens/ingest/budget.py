@@ -32,8 +32,8 @@ class Budget:
 
     def spend(self, number: int, what: str, wanted: Mapping[int, set[int]]) -> None:
         """Keeps what a module wants, as snapshot number -> users, or notes why it does not fit."""
-        new, own = (self._size_of(n) for n in (wanted.keys() - self.users.keys(), wanted))
-        own += self._spent.get(number, 0)
+        new = self._size_of(snapshot for snapshot in wanted if snapshot not in self.users)
+        own = self._size_of(wanted) + self._spent.get(number, 0)
         for name, limit, need in (
             ("max_bytes", self._keep.max_bytes, self._total + new),
             ("max_module_bytes", self._keep.max_module_bytes, own),

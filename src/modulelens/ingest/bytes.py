@@ -25,6 +25,7 @@ _KEPT_BYTES = 512 << 10
 _PACKED_BYTES = 4 << 20
 #: Values whose integer parts mean nothing without each other, or hold other values' bytes.
 _WHOLE = frozenset({"$sparse", "$compressed", "$subclass", "$ndarray"})
+_NESTED = (TensorRef, list, dict)
 _CHUNK = 1 << 20
 _INTEGERS = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"}
@@ -205,7 +206,11 @@ def map_refs(
     if isinstance(value, TensorRef):
         return ref(value, part)
     if isinstance(value, list):
-        return [map_refs(item, ref, module, part) for item in value]
+        # A random stream is a list of 625 numbers.
+        return [
+            map_refs(item, ref, module, part) if isinstance(item, _NESTED) else item
+            for item in value
+        ]
     if not isinstance(value, dict):
         return value
     body = value.get("$module")

@@ -114,6 +114,8 @@ class Ingest:
 
     def _kept_rows(self, fqn: str, rows: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
         """Those of tables whose weights fit the limits."""
+        if not (rows and self._budget.dropped):
+            return rows
         fqns, dropped = self._trace.nodes.fqns, self._budget.dropped.items()
         without = {fqns[n] for n, told in dropped if any(what == WEIGHTS for _, what, _ in told)}
         owners = {name: f"{fqn}.{name}".strip(".").rpartition(".")[0] for name in rows}

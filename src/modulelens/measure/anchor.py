@@ -29,7 +29,7 @@ def float64_run(run: Run) -> tuple[Run | None, str]:
     memo = {}
     try:
         with torch.inference_mode(False), torch.no_grad():
-            for tensor in [*run.tensors, *flatten((run.args, run.kwargs)).tensors]:
+            for tensor in [*run.state.tensors, *flatten((run.args, run.kwargs)).tensors]:
                 if is_plain(tensor):
                     memo[id(tensor)] = like(tensor, _widened(tensor.detach()))
             parts = copy.deepcopy((run.owner, run.args, run.kwargs), memo)

@@ -18,7 +18,7 @@ import msgspec
 from modulelens import errors
 from modulelens.environment import is_own
 from modulelens.measure.files import Files
-from modulelens.measure.worker import Stopped, Worker
+from modulelens.measure.worker import Stop, Stopped, Worker
 from modulelens.records import Check, Status
 
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
@@ -50,7 +50,7 @@ class Apart:
         self._worker.close()
         self._notes.close()
 
-    def check(self, stop: Callable[[], bool] | None = None) -> Check:
+    def check(self, stop: Stop = None) -> Check:
         """The verdict on the code as it is now.
 
         Raises:

@@ -52,8 +52,7 @@ class RunTrial:
         self.run.fresh()
         if self.values is not None:
             share = 1 - self.values.random() / 50
-            flat = flatten(self.run.inputs)
-            vary(dict(zip(flat.paths, flat.tensors, strict=True)), lambda values, _: values * share)
+            vary(flatten(self.run.inputs).named, lambda values, _: values * share)
         if self.part == "forward":
             return self.run.forward
         if self.part == "both":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modulelens.measure.tolerance import check_tensor, powerless
-from modulelens.records import Check, LeafCheck, Status
+from modulelens.records import Check, LeafCheck, Status, bodies_of
 from modulelens.tree import Flat, flatten
 from modulelens.tree.tensors import SPECIAL_KINDS
 
@@ -46,17 +46,10 @@ def compare(
         _coalesce(right)
     anchors = _anchor_tensors(left, anchor)
     found = dict.fromkeys(_walk(left.structure, right.structure, path, same_code))
-    leaves = [
-        check_tensor(
-            left.tensors[pair[0]],
-            right.tensors[pair[1]],
-            anchors.get(pair[0]),
-            path=path + left.paths[pair[0]],
-            same_code=same_code,
-        )
-        for pair in found
-        if isinstance(pair, tuple)
-    ]
+    leaves: list[LeafCheck] = []
+    for i, j in (pair for pair in found if isinstance(pair, tuple)):
+        sides = left.tensors[i], right.tensors[j], anchors.get(i)
+        leaves.append(check_tensor(*sides, path=path + left.paths[i], same_code=same_code))
     leaves += [leaf for leaf in found if isinstance(leaf, LeafCheck)]
     return leaves or [LeafCheck(path=path, status=Status.EXACT)]
 
@@ -147,11 +140,8 @@ def _wrong(path: str, status: Status, expected: str, actual: str) -> LeafCheck:
 
 def _coalesce(flat: Flat) -> None:
     """Puts sparse tensors into their one canonical form: sorted, each index once."""
-    pending: list[Any] = [flat.structure]
-    while pending:
-        node = pending.pop()
-        body = node.get("$sparse") if isinstance(node, dict) else None
-        if body is not None and not body["is_coalesced"]:
+    for body in bodies_of(flat.structure, "$sparse"):
+        if not body["is_coalesced"]:
             parts = [_tensor_number(body[name]) for name in ("indices", "values")]
             indices, values = (flat.tensors[number or 0] for number in parts)
             size = body["size"]["$size"]
@@ -159,7 +149,6 @@ def _coalesce(flat: Flat) -> None:
             for number, part in zip(parts, (made.indices(), made.values()), strict=True):
                 flat.tensors[number or 0] = part
             body["is_coalesced"] = True
-        pending += node.values() if isinstance(node, dict) else node if type(node) is list else ()
 
 
 def _anchor_tensors(flat: Flat, anchor: Any) -> dict[int, Tensor]:

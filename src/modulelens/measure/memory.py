@@ -34,7 +34,7 @@ def saved_activations(run: Run) -> tuple[int, Any]:
             kept[storage._cdata] = weakref.ref(storage), storage.nbytes()
         return tensor.detach()
 
-    before = [*run.tensors, *flatten(run.inputs).tensors]
+    before = [*run.state.tensors, *flatten(run.inputs).tensors]
     resident = {t.untyped_storage()._cdata for t in before if t.layout is torch.strided}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = run.forward()

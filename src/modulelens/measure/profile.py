@@ -52,9 +52,8 @@ def profile(
         del output, outputs
         share = budget_s / (2 if backward else 1)
         forward = benchmark(RunTrial(run, "forward"), label="forward", budget_s=share)
-        back = None
-        if backward:
-            back = benchmark(RunTrial(run, "backward"), label="backward", budget_s=share)
+        times = RunTrial(run, "backward")
+        back = benchmark(times, label="backward", budget_s=share) if backward else None
     flops = count_flops(run, backward=backward)
     with run:
         ops, peak = _operators(run, flops, backward=backward, trace_file=trace_file)

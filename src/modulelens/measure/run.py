@@ -28,7 +28,8 @@ class Run:
     Use it as a scope: inside `with run:` the ambient state holds, the random streams are set at
     the start and by `fresh`, and at the end switches and streams of the process are what they
     were. `forward` and `backward` open the scope themselves where it is not open yet. What
-    changed on the module after `Run` was made, a hook included, is gone after `fresh`.
+    changed on the module after `Run` was made, a hook included, is gone after `fresh`. `state` is
+    what it was then.
 
     Args:
         module: An `nn.Module`, one of its methods, or any callable.
@@ -38,6 +39,7 @@ class Run:
         rng: Random streams at the start of each run; the same.
         grad_output: One total gradient per tensor leaf of the output that requires grad, None for
             a leaf that got none. None altogether: ones, and dependent outputs add up.
+        owner: The module whose state a run may change; left out: the module, or the method's.
     """
 
     module: Callable[..., Any]
@@ -46,29 +48,22 @@ class Run:
     context: Ambient = field(default_factory=read_ambient)
     rng: RngState = field(default_factory=lambda: RngWatch().read())
     grad_output: Sequence[Tensor | None] | None = None
+    owner: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        self._state = ModuleState(self.owner)
+        if self.owner is None:
+            owner = getattr(self.module, "__self__", self.module)
+            self.owner = owner if isinstance(owner, nn.Module) else None
+        self.state = ModuleState(self.owner)
         self._scope = contextlib.ExitStack()
         self._depth = 0
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._leaves: dict[str, Tensor] = {}
 
     @property
-    def owner(self) -> nn.Module | None:
-        """The module whose state a run may change; None for a plain callable."""
-        owner = getattr(self.module, "__self__", self.module)
-        return owner if isinstance(owner, nn.Module) else None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The module's own tensors: parameters, buffers and plain attributes."""
-        return self._state.tensors
-
-    @property
     def device(self) -> torch.device:
         """Where it runs: the first accelerator among state and inputs, else the CPU."""
-        tensors = [*self.tensors, *flatten((self.args, self.kwargs)).tensors]
+        tensors = [*self.state.tensors, *flatten((self.args, self.kwargs)).tensors]
         kinds = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
         return next(kinds, torch.device("cpu"))
 
@@ -102,7 +97,7 @@ class Run:
             UsageError: An argument cannot be copied.
         """
         torch.clear_autocast_cache()  # as at the start of a step: casts of the last run's weights
-        self._state.restore()
+        self.state.restore()
         self._inputs, self._leaves = self._copy_inputs()
         if self._depth:
             set_rng(self.rng)
@@ -141,10 +136,6 @@ class Run:
             if seeds:
                 torch.autograd.backward([leaf for leaf, _ in seeds], [seed for _, seed in seeds])
 
-    def written(self) -> list[Tensor]:
-        """The module's tensors whose bytes are not what they were when `Run` was made."""
-        return self._state.written()
-
     def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients after `backward`: of parameters by every name, of inputs by leaf path."""
         owner = self.owner
@@ -158,8 +149,9 @@ class Run:
 
         Arguments that are, or share memory with, the module's own tensors stay so.
         """
-        storages = {s._cdata: s for t in self.tensors if is_plain(t) for s in [t.untyped_storage()]}
-        own = [*self.tensors, *(self.owner.modules() if self.owner is not None else ())]
+        live = self.state.tensors
+        storages = {s._cdata: s for t in live if is_plain(t) for s in [t.untyped_storage()]}
+        own = [*live, *(self.owner.modules() if self.owner is not None else ())]
         memo: dict[Any, Any] = {id(each): each for each in own} | {"torch": storages}
         leaves: dict[str, Tensor] = {}
         with torch.inference_mode(False):

@@ -131,9 +131,8 @@ def _is_plain_object(value: Any) -> bool:
     """An instance of somebody's own class. Python's and torch's own hold locks, caches, handles."""
     package = type(value).__module__.partition(".")[0]
     own = package != "torch" and package not in sys.stdlib_module_names
-    return (own or isinstance(value, types.SimpleNamespace)) and isinstance(
-        getattr(value, "__dict__", None), dict
-    )
+    plain = own or isinstance(value, types.SimpleNamespace)
+    return plain and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _content(container: Any) -> list[Any]:

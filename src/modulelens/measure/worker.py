@@ -25,6 +25,8 @@ import msgspec
 
 from modulelens import errors
 
+#: Asked again and again while a call runs; True ends it.
+Stop = Callable[[], bool] | None
 _START_S = 180.0
 _GRACE_S = 10.0
 _TAIL_BYTES = 8192
@@ -85,7 +87,7 @@ class Worker:
         *,
         timeout_s: float | None = None,
         isolate: bool = True,
-        stop: Callable[[], bool] | None = None,
+        stop: Stop = None,
     ) -> Any:
         """Runs `package.module:function(**args)` and returns its result as plain JSON values.
 
@@ -127,12 +129,7 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _ask(
-        self,
-        request: dict[str, Any],
-        timeout_s: float | None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Any:
+    def _ask(self, request: dict[str, Any], timeout_s: float | None, stop: Stop = None) -> Any:
         limit = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
             try:
@@ -169,9 +166,7 @@ class Worker:
         self._output = self._process.stdout
         self._exchange(self._config, _START_S)
 
-    def _exchange(
-        self, message: Any, timeout_s: float, stop: Callable[[], bool] | None = None
-    ) -> dict[str, Any]:
+    def _exchange(self, message: Any, timeout_s: float, stop: Stop = None) -> dict[str, Any]:
         how = f"gave no answer in {timeout_s:.0f} s"
         deadline = time.monotonic() + timeout_s
         sources: list[Any] = [self._output, self._pipe]
@@ -212,10 +207,8 @@ class Worker:
                 hint="raise the limit, or look for an endless loop",
             )
         if "crash" in reply:
-            return errors.WorkerCrashed(
-                f"the process that ran {target} {reply['crash']}{self._last_words()}",
-                kind=reply["crash"],
-            )
+            text = f"the process that ran {target} {reply['crash']}{self._last_words()}"
+            return errors.WorkerCrashed(text, kind=reply["crash"])
         raised = reply["error"]
         if raised["own"] is not None:
             cls: type[errors.ModuleLensError] = getattr(errors, raised["kind"])
@@ -223,8 +216,5 @@ class Worker:
             vars(error).update(raised["own"])
             error.did_you_mean = tuple(error.did_you_mean)
             return error
-        return errors.ForeignError(
-            f"{target} raised {raised['kind']}: {raised['message']}",
-            kind=raised["kind"],
-            traceback=raised["traceback"],
-        )
+        text = f"{target} raised {raised['kind']}: {raised['message']}"
+        return errors.ForeignError(text, kind=raised["kind"], traceback=raised["traceback"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.initial import spared_values
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.tensors import Tensors
-from modulelens.rebuild.today import Today
+from modulelens.rebuild.today import lay_state
 from modulelens.records import ModuleNode
 from modulelens.tree import Decoder, Importer, display_path
 
@@ -30,7 +31,6 @@ Strategy = Literal["structure", "init"]
 _Places = list[tuple[str, contextlib.AbstractContextManager[None]]]
 #: Initial values of fewer elements take no time.
 _LARGE = 1 << 14
-STRATEGIES: tuple[Strategy, ...] = ("structure", "init")
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_forward_pre_hooks": nn.Module.register_forward_pre_hook,
     "_forward_hooks": nn.Module.register_forward_hook,
@@ -38,6 +38,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 _INTERNAL = frozenset(vars(nn.Module())) | {"_modelulens_init", "_compiled_call_impl"}
 
 
+@dataclass(eq=False)
 class Rebuilder:
     """Rebuilds the modules of one entry at one moment.
 
@@ -45,28 +46,18 @@ class Rebuilder:
         payload: The entry.
         importer: Imports the classes.
         tensors: Makes the tensors; shared with the inputs, so that they may alias the module.
-        device: Where everything is made.
         drifted: Class paths whose source changed since the capture: today's code constructs
             them, and `notes` says where its choice differs from what was captured.
     """
 
-    def __init__(
-        self,
-        payload: Payload,
-        importer: Importer,
-        tensors: Tensors,
-        device: str = "cpu",
-        drifted: frozenset[str] = frozenset(),
-    ) -> None:
-        self._payload = payload
-        self._importer = importer
-        self._tensors = tensors
-        self._device = device
-        self._drifted = drifted
-        self._nodes: dict[int, ModuleNode] = {}
-        self._made: dict[int, nn.Module] = {}
-        self._root = -1
-        self.notes: list[str] = []
+    payload: Payload
+    importer: Importer
+    tensors: Tensors
+    drifted: frozenset[str] = frozenset()
+    notes: list[str] = field(default_factory=list, init=False)
+    _nodes: dict[int, ModuleNode] = field(default_factory=dict, init=False)
+    _made: dict[int, nn.Module] = field(default_factory=dict, init=False)
+    _root: int = field(default=-1, init=False)
 
     def rebuild(self, digest: str, strategy: Strategy) -> nn.Module:
         """The module whose node has that digest.
@@ -82,10 +73,10 @@ class Rebuilder:
         return module
 
     def _load(self, digest: str) -> ModuleNode:
-        nodes = self._payload.nodes(digest)
+        nodes = self.payload.nodes(digest)
         for node in nodes:
             reason, _, text = node.refused.partition(": ")
-            if reason and not (reason == "not_importable" and node.cls in self._drifted):
+            if reason and not (reason == "not_importable" and node.cls in self.drifted):
                 raise NotRebuildable(f"{node.fqn or 'the module'}: {text}", reason=reason)
             if taken := _INTERNAL & node.attributes.keys():
                 where = node.fqn or "the module"
@@ -94,7 +85,7 @@ class Rebuilder:
         return nodes[0]
 
     def _class(self, node: ModuleNode) -> type[nn.Module]:
-        cls = self._importer.get(node.cls)
+        cls = self.importer.get(node.cls)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise ClassNotFound(f"{node.cls} is no nn.Module class", hint="was it replaced?")
         return cls
@@ -104,7 +95,7 @@ class Rebuilder:
     def _by_structure(self, node: ModuleNode) -> nn.Module:
         if node.number in self._made:
             return self._made[node.number]
-        if node.cls in self._drifted and node.init is not None and node.number != self._root:
+        if node.cls in self.drifted and node.init is not None and node.number != self._root:
             return self._by_init(node)
         module: nn.Module = object.__new__(self._class(node))
         nn.Module.__init__(module)
@@ -144,7 +135,8 @@ class Rebuilder:
             _HOOKS[hook.kind](module, made, with_kwargs=hook.kwargs)
 
     def _decoder(self, strict: str = "") -> Decoder:
-        return Decoder(self._tensors.get, self._importer, self.module_value, self._device, strict)
+        get, device = self.tensors.get, self.tensors.device
+        return Decoder(get, self.importer, self.module_value, device, strict)
 
     def module_value(self, body: dict[str, Any]) -> Any:
         """The module that a `$module` value stands for: one made here, or a stand-in."""
@@ -160,7 +152,7 @@ class Rebuilder:
 
     def bare(self, digest: str) -> nn.Module:
         """Plain modules that hold the parameters and buffers, whatever class they were of."""
-        node, decoder = self._payload.node(digest), self._decoder()
+        node, decoder = self.payload.node(digest), self._decoder()
         if node.number in self._made:
             return self._made[node.number]
         module = self._made[node.number] = nn.Module()
@@ -176,27 +168,34 @@ class Rebuilder:
         # On the meta device initialising is wasted work, and the first `trunc_normal_` imports 800
         # modules, which takes as long as importing torch. New code may make new parameters, and
         # those need values: it runs on the real device.
-        device, least = (self._device, _LARGE) if self._drifted else ("meta", 0)
+        device, least = (self.tensors.device, _LARGE) if self.drifted else ("meta", 0)
         spared: list[StorageWeakRef] = []
-        plain: _Places = [(self._device, contextlib.nullcontext())]
+        plain: _Places = [(self.tensors.device, contextlib.nullcontext())]
         module = self._construct(node, [(device, spared_values(least, spared)), *plain])
         if type(module) is not self._class(node) and not node.parametrized:
             text = f"{node.cls} constructs a {display_path(type(module))}"
             raise NotRebuildable(text, reason="mismatch")
-        if not self._drifted:
+        if not self.drifted:
             return self._lay_over(module, node)
+        self._made[node.number] = module
         notes = self._lay_today(module, node)
         if not all(memory.expired() for memory in spared):
-            module = self._construct(node, plain)
+            module = self._made[node.number] = self._construct(node, plain)
             notes = self._lay_today(module, node)
         self.notes += notes
         return module
 
-    def _lay_today(self, module: nn.Module, node: ModuleNode) -> list[str]:
-        self._made[node.number] = module
-        today = Today(self._nodes, self._decoder, self._hook)
-        today.lay_over(module, node)
-        return today.notes
+    def _lay_today(self, module: nn.Module, node: ModuleNode, path: str = "") -> list[str]:
+        notes = lay_state(module, node, self._decoder(), path)
+        vars(module)["training"] = node.training
+        self._hook(module, node)
+        for name, child in node.children.items():
+            live = module._modules.get(name)
+            if live is not None and child is not None:
+                notes += self._lay_today(live, self._nodes[child[1]], f"{path}{name}.")
+            elif child is not None:
+                notes.append(f"the captured module {path}{name} has no place in today's code")
+        return notes
 
     def _construct(self, node: ModuleNode, places: _Places) -> nn.Module:
         name = node.fqn or node.cls

@@ -32,10 +32,8 @@ class Synthesizer:
     def __call__(self, ref: TensorRef, into: Tensor) -> None:
         """Writes values for that reference into a tensor of its shape and strides."""
         self.made += 1
-        identity = (
-            f"{self.seed}/{ref.group}/{ref.offset}/{ref.spec.dtype}/{ref.spec.shape}".encode()
-        )
-        generator = torch.Generator().manual_seed(zlib.crc32(identity))
+        identity = f"{self.seed}/{ref.group}/{ref.offset}/{ref.spec.dtype}/{ref.spec.shape}"
+        generator = torch.Generator().manual_seed(zlib.crc32(identity.encode()))
         stats, target = ref.stats or ValueStats(), _once(into)
         if target.dim() > 1:  # block by block: a table of many gigabytes is drawn in few
             stats = msgspec.structs.replace(stats, total=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from modulelens.errors import Corrupted, NotRebuildable
 from modulelens.records import TensorRef
 from modulelens.tree import as_non_leaf, dtype_of
 
+Fill = Callable[[TensorRef, Tensor], None]
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(eq=False)
 class Tensors:
     """Makes tensors of one session.
 
@@ -24,18 +27,12 @@ class Tensors:
         missing: Fills a tensor whose bytes were not kept, given its reference; None refuses.
     """
 
-    def __init__(
-        self,
-        storage: Callable[[TensorRef], torch.UntypedStorage],
-        device: str = "cpu",
-        missing: Callable[[TensorRef, Tensor], None] | None = None,
-    ) -> None:
-        self._storage = storage
-        self._device = device
-        self._missing = missing
-        self._memory: dict[tuple[int, str], torch.UntypedStorage] = {}
-        self._objects: dict[int, Tensor] = {}
-        self._filled: dict[int, list[tuple[int, int]]] = {}
+    storage: Callable[[TensorRef], torch.UntypedStorage]
+    device: str = "cpu"
+    missing: Fill | None = None
+    _memory: dict[tuple[int, str], torch.UntypedStorage] = field(default_factory=dict, init=False)
+    _objects: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _filled: dict[int, list[tuple[int, int]]] = field(default_factory=dict, init=False)
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor; the same object for references of the same tensor object.
@@ -66,31 +63,28 @@ class Tensors:
         if ref.spec.device == "meta" or (ref.group < 0 and not ref.kept):
             made = torch.empty_strided(ref.spec.shape, ref.spec.stride, dtype=dtype, device="meta")
         elif ref.kept:
-            made = torch.empty(0, dtype=dtype, device=self._device)
+            made = torch.empty(0, dtype=dtype, device=self.device)
             made.set_(self._group(ref, dtype), ref.offset, ref.spec.shape, ref.spec.stride)
             _check_room(ref, dtype)  # an expanded one grows when it is copied
-        elif self._missing is not None:
+        elif self.missing is not None:
             _check_room(ref, dtype)
-            made = self._stand_in(ref, dtype, self._missing)
+            made = self._stand_in(ref, dtype, self.missing)
         else:
             raise NotRebuildable("only the shape of a tensor was kept here", reason="not_kept")
         made = torch._conj(made) if ref.conj else made
         made = torch._neg_view(made) if ref.neg else made
         return made.requires_grad_() if ref.spec.requires_grad and ref.leaf else made
 
-    def _stand_in(
-        self, ref: TensorRef, dtype: torch.dtype, fill: Callable[[TensorRef, Tensor], None]
-    ) -> Tensor:
+    def _stand_in(self, ref: TensorRef, dtype: torch.dtype, fill: Fill) -> Tensor:
         """A tensor of made-up values; what shared memory shares it, and is filled once."""
         low, high = _extent(ref, dtype)
         place = (ref.group, "")
         memory = self._memory.get(place)
         if memory is None or memory.nbytes() < high:
-            memory = self._memory[place] = new_memory(max(high, ref.nbytes), self._device)
+            memory = self._memory[place] = new_memory(max(high, ref.nbytes), self.device)
             self._filled[ref.group] = []
-        shape, stride = ref.spec.shape, ref.spec.stride
-        made = torch.empty(0, dtype=dtype, device=self._device)
-        made.set_(memory, ref.offset, shape, stride)
+        made = torch.empty(0, dtype=dtype, device=self.device)
+        made.set_(memory, ref.offset, ref.spec.shape, ref.spec.stride)
         filled = self._filled[ref.group]
         if made.numel() and not any(start <= low and high <= end for start, end in filled):
             fill(ref, made)
@@ -102,18 +96,14 @@ class Tensors:
         place = (ref.group, ref.blob or ref.key or "")
         memory = self._memory.get(place)
         if memory is None:
-            memory = self._storage(ref)
-            if self._device != "cpu":
+            memory = self.storage(ref)
+            if self.device != "cpu":
                 plain = torch.empty(0, dtype=torch.uint8).set_(memory)
-                memory = plain.to(self._device).untyped_storage()
+                memory = plain.to(self.device).untyped_storage()
             self._memory[place] = memory
-        _check_extent(ref, dtype, memory.nbytes())
+        if _extent(ref, dtype)[1] > memory.nbytes():
+            raise _outside(ref, memory.nbytes())
         return memory
-
-
-def _check_extent(ref: TensorRef, dtype: torch.dtype, nbytes: int) -> None:
-    if _extent(ref, dtype)[1] > nbytes:
-        raise _outside(ref, nbytes)
 
 
 def _extent(ref: TensorRef, dtype: torch.dtype) -> tuple[int, int]:

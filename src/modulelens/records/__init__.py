@@ -18,6 +18,7 @@ from modulelens.records.tensor import (
     ValueStats,
     all_kept,
     as_ref,
+    bodies_of,
     tensor_refs,
 )
 
@@ -54,6 +55,7 @@ __all__ = [
     "ValueStats",
     "all_kept",
     "as_ref",
+    "bodies_of",
     "collection_id",
     "from_json",
     "read_metadata",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -28,10 +30,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 #: The levels at which `ValueStats.quantiles` are taken.
@@ -116,17 +115,20 @@ def all_kept(structure: Structure) -> bool:
 
 def tensor_refs(structure: Structure, kind: str = "$tensor") -> list[TensorRef]:
     """All `TensorRef`s inside a structure, in the order in which they were written."""
-    found: list[TensorRef] = []
+    return list(map(as_ref, bodies_of(structure, kind)))
+
+
+def bodies_of(structure: Structure, kind: str) -> Iterator[Any]:
+    """What stands under that key anywhere inside a structure, in the order of writing."""
     pending: list[Any] = [structure]
     while pending:
         node = pending.pop()
         if isinstance(node, dict):
             if kind in node:
-                found.append(as_ref(node[kind]))
+                yield node[kind]
             pending.extend(reversed(list(node.values())))
         elif isinstance(node, list):
             pending.extend(reversed(node))
-    return found
 
 
 def as_ref(value: Any) -> TensorRef:

@@ -66,7 +66,8 @@ def put_blobs(
         total = sum(view.nbytes for view in views)
         with space_for(f"{len(views)} blobs", layout.root, total), pool:
             try:
-                for size in write(chain(unwritten, small)):
+                # The other thread has begun with the large ones; the rest of them is shared.
+                for size in write(chain(small, unwritten)):
                     report(size)
             finally:
                 deque(unwritten, maxlen=0)  # a failure here stops the other thread

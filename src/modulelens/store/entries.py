@@ -5,6 +5,7 @@ Knows no index. Who changes anything here keeps all other writers out.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +63,8 @@ def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) 
 
 
 def _next_version(layout: Layout, collection: str) -> int:
+    if not layout.collection(collection).exists():
+        return 1
     removed = read_pointers(layout, collection).removed
     highest = max(removed, *layout.version_folders(collection), 0)
     if highest >= MOST_VERSIONS:
@@ -201,6 +204,8 @@ def read_pointers(layout: Layout, collection: str) -> Pointers:
         Corrupted: The file cannot be read.
     """
     path = layout.collection(collection) / "aliases.json"
+    if not os.path.lexists(path):
+        return Pointers()
     try:
         return from_json(unsealed(read_regular(path), what=str(path)), Pointers, what=str(path))
     except NotFound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -88,6 +89,8 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
     """The facts of one entry and of the aliases that point at it."""
     inputs = _specs(part for call in metadata.calls for part in (call.args, call.kwargs))
     outputs = _specs(call.output for call in metadata.calls)
+    dtypes = [_unique(spec.dtype for spec in specs) for specs in (inputs, outputs)]
+    shapes = [_unique(_shape(spec) for spec in specs) for specs in (inputs, outputs)]
     environment, source, grade = metadata.environment, metadata.source, metadata.grade
     latency_s, flops, memory_bytes = _measured(metadata)
     return Row(
@@ -102,12 +105,12 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
         params=_number(metadata.params),
         bytes=_number(metadata.own_bytes),
         depth=_number(metadata.depth),
-        dtypes=_unique(spec.dtype for spec in inputs + outputs),
-        shapes=_unique(_shape(spec) for spec in inputs + outputs),
-        input_dtype=_unique(spec.dtype for spec in inputs),
-        input_shape=_unique(_shape(spec) for spec in inputs),
-        output_dtype=_unique(spec.dtype for spec in outputs),
-        output_shape=_unique(_shape(spec) for spec in outputs),
+        dtypes=_unique(chain(*dtypes)),
+        shapes=_unique(chain(*shapes)),
+        input_dtype=dtypes[0],
+        input_shape=shapes[0],
+        output_dtype=dtypes[1],
+        output_shape=shapes[1],
         device=next((spec.device for spec in inputs + outputs), None),
         rank=_number(environment.rank),
         world=_number(environment.world_size),

@@ -26,7 +26,7 @@ PLAIN = {"id": "collection || '/' || version", "name": "name", "date": "date"}
 
 _SIGNS = {"$eq": "=", "$lt": "<", "$le": "<=", "$gt": ">", "$ge": ">="}
 _COLUMNS = [field for field in FIELDS if field not in PLAIN]
-_WORDS = [field for field in _COLUMNS if FIELDS[field] is not Kind.NUMBER]
+_WORDS = frozenset(field for field in _COLUMNS if FIELDS[field] is not Kind.NUMBER)
 _WRITE = ["collection", "sort", "name", "date", *_COLUMNS]
 # Rows lie in the order in which they are shown: a search is one walk that stops at its limit.
 # No column has a type but the texts, so that numbers compare as they were given.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import dataclasses
 import enum
 import inspect
 import logging
@@ -29,6 +30,8 @@ from modulelens.tree.tensors import SPECIAL_KINDS, decode_special
 
 #: Deeper than what the encoder writes, and far from the interpreter's own limit.
 _MAX_DEPTH = 150
+#: A view of a part of an array is laid out as it was, if the whole is at most so much larger.
+_MOST_SPREAD = 64
 _STRUCT_SEQUENCES = frozenset({"torch.return_types", "time", "os", "sys"})
 _IMMUTABLE = (tuple, frozenset, str, bytes, int, float)
 _DICTS = (collections.OrderedDict, collections.defaultdict, dict)
@@ -47,6 +50,7 @@ class Opaque:
         return f"<not kept: {self.kind}: {self.why}>"
 
 
+@dataclasses.dataclass(eq=False)
 class Decoder:
     """Decodes structures of one session.
 
@@ -58,21 +62,13 @@ class Decoder:
         strict: Raise at `$opaque` values instead of leaving an `Opaque` in their place.
     """
 
-    def __init__(
-        self,
-        tensor: Callable[[TensorRef], Tensor],
-        importer: Importer,
-        module: Callable[[Any], torch.nn.Module] | None = None,
-        device: str | None = None,
-        strict: str = "",
-    ) -> None:
-        self._tensor = tensor
-        self._module = module or _no_module
-        self._importer = importer
-        self._device = device
-        self._strict = strict
-        self._numbered: list[Any] = []
-        self._depth = 0
+    tensor: Callable[[TensorRef], Tensor]
+    importer: Importer
+    module: Callable[[Any], torch.nn.Module] | None = None
+    device: str | None = None
+    strict: str = ""
+    _numbered: list[Any] = dataclasses.field(default_factory=list, init=False)
+    _depth: int = dataclasses.field(default=0, init=False)
 
     def decode(self, node: Structure) -> Any:
         """The value of a structure.
@@ -116,6 +112,9 @@ class Decoder:
         """
         made = {name: self.decode(node) for name, node in nodes.items()}
         for name, value in made.items():
+            if isinstance(value, Opaque):
+                text = f"{name} is a {value.kind}: {value.why}"
+                raise NotRebuildable(text, reason="tensor_subclass")
             if not (value is None or isinstance(value, Tensor)):
                 raise Corrupted(f"{name} is a {type(value).__name__}, not a tensor")
         return made
@@ -142,7 +141,7 @@ class Decoder:
         if key in ("$tensor", "$parameter"):
             return self._any_tensor(node)
         if key in SPECIAL_KINDS:
-            return decode_special(key, node[key], self.decode, self._importer)
+            return decode_special(key, node[key], self.decode, self.importer)
         rule = _RULES.get(key)
         if rule is None:
             hint = "pip install --upgrade modulelens"
@@ -182,7 +181,7 @@ class Decoder:
 
     def _any_tensor(self, node: dict[str, Any]) -> Tensor:
         key, body = next(iter(node.items()))
-        made = self._tensor(as_ref(body))
+        made = self.tensor(as_ref(body))
         if key == "$parameter" and not isinstance(made, torch.nn.Parameter):
             # In place: other references to this object stay the same parameter (tied weights).
             made.__class__ = torch.nn.Parameter
@@ -191,7 +190,7 @@ class Decoder:
         return made
 
     def _object(self, body: dict[str, Any]) -> Any:
-        cls = self._importer.get_class(body["cls"], object)
+        cls = self.importer.get_class(body["cls"], object)
         if issubclass(cls, torch.nn.Module):
             raise untrusted(f"{body['cls']} is no class for plain data")
         base: Any = next(b for b in (*_IMMUTABLE, *_MUTABLE) if issubclass(cls, b))
@@ -215,13 +214,13 @@ class Decoder:
         return self.decode(body["value"]) if "value" in body else self._all(body["items"])
 
     def _opaque(self, body: dict[str, Any]) -> Opaque:
-        if self._strict:
-            text = f"{self._strict} holds {body['type']}: {body['why']}"
+        if self.strict:
+            text = f"{self.strict} holds {body['type']}: {body['why']}"
             raise NotRebuildable(text, reason="opaque_argument")
         return Opaque(body["type"], body["why"])
 
     def _local(self, body: dict[str, Any]) -> Any:
-        made, cells = make_local(body, self._importer)
+        made, cells = make_local(body, self.importer)
         self._keep(made)
         contents, made.__defaults__, made.__kwdefaults__ = self._all(body["inside"])
         for cell, item in zip(cells, contents, strict=True):
@@ -245,12 +244,12 @@ class Decoder:
         return types.MethodType(function, owner)
 
     def _enum(self, body: list[Any]) -> Any:
-        cls = self._importer.get_class(body[0], enum.Enum)
+        cls = self.importer.get_class(body[0], enum.Enum)
         name = self.decode(body[1])
         return cls[name] if isinstance(name, str) else cls(name)
 
     def _structseq(self, body: list[Any]) -> Any:
-        cls = self._importer.get(body[0])
+        cls = self.importer.get(body[0])
         if cls.__module__ not in _STRUCT_SEQUENCES:
             raise untrusted(f"{body[0]} is no struct sequence")
         return cls(self._all(body[1]))
@@ -258,21 +257,38 @@ class Decoder:
     def _array(self, body: list[Any]) -> Any:
         data = self.decode(body[2])
         raw = data.numpy() if isinstance(data, Tensor) else data
-        return np.frombuffer(raw, dtype=np_dtype(body[0])).reshape(body[1]).copy()
+        made = np.frombuffer(raw, dtype=np_dtype(body[0])).reshape(body[1]).copy()
+        return _laid_out(made, *body[3:]) if len(body) > 3 else made
 
     def _generator(self, body: list[Any]) -> torch.Generator:
         device, state = body[0], self.decode(body[1])
-        made = torch.Generator(self._device or device)
+        made = torch.Generator(self.device or device)
         if torch.device(device).type == made.device.type:
             made.set_state(state)
         return made
 
+    def _nn_module(self, body: Any) -> torch.nn.Module:
+        if self.module is None:
+            text = "a module in this place cannot be rebuilt"
+            raise NotRebuildable(text, reason="opaque_argument")
+        return self.module(body)
+
     def _place(self, name: str) -> torch.device:
-        return torch.device(self._device if self._device and name != "meta" else name)
+        return torch.device(self.device if self.device and name != "meta" else name)
 
 
-def _no_module(_: Any) -> torch.nn.Module:
-    raise NotRebuildable("a module in this place cannot be rebuilt", reason="opaque_argument")
+def _laid_out(array: Any, strides: list[int], writeable: bool) -> Any:
+    """The same values in memory with those strides, where that is not much larger."""
+    pairs = list(zip(array.shape, strides, strict=True))
+    before = sum((n - 1) * -step for n, step in pairs if step < 0)
+    size = before + sum((n - 1) * step for n, step in pairs if step > 0) + array.itemsize
+    if array.size and size <= _MOST_SPREAD * array.nbytes:
+        memory = np.zeros(size, np.uint8)
+        laid: Any = np.ndarray(array.shape, array.dtype, memory, before, strides)
+        laid[...] = array
+        array = laid
+    array.flags.writeable = bool(writeable)
+    return array
 
 
 Rule = Callable[[Decoder, Any], Any]
@@ -301,9 +317,9 @@ _RULES: dict[str, Rule] = {
     "$float": lambda _d, b: float(b),
     "$int": lambda _d, b: int(b, 16),
     "$str": lambda _d, b: base64.b64decode(b).decode("utf-8", "surrogatepass"),
-    "$class": lambda d, b: d._importer.get(b),
-    "$function": lambda d, b: d._importer.get(b),
-    "$pymodule": lambda d, b: d._importer.module(b),
+    "$class": lambda d, b: d.importer.get(b),
+    "$function": lambda d, b: d.importer.get(b),
+    "$pymodule": lambda d, b: d.importer.module(b),
     "$local": Decoder._local,
     "$method": Decoder._method,
     "$bound": Decoder._bound,
@@ -314,7 +330,7 @@ _RULES: dict[str, Rule] = {
     "$device": Decoder._place,
     "$generator": lambda d, b: d._keep_place(lambda: d._generator(b)),
     "$packed": lambda d, b: d._keep_place(lambda: torch.ops.quantized.linear_prepack(*d._all(b))),
-    "$module": lambda d, b: d._module(b),
+    "$module": Decoder._nn_module,
     "$object": Decoder._object,
     "$opaque": Decoder._opaque,
     **{key: _literal(make) for key, _, make in (LITERALS | LITERAL_BASES).values()},

@@ -64,6 +64,8 @@ class Encoder:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
         self._repeats = 0
+        #: Whether numpy arrays are written with their layout in memory, which is no part of values.
+        self.layouts = True
         self.opaque: list[str] = []
         self.special: list[Tensor] = []
 
@@ -175,6 +177,8 @@ class Encoder:
         body = [value.dtype.str, list(value.shape), self.encode(data, depth + 1)]
         if isinstance(value, np.generic):
             return {"$npscalar": body}
+        if self.layouts and not (value.flags.c_contiguous and value.flags.writeable):
+            body += [list(value.strides), value.flags.writeable]
         return self._number(value) or {"$ndarray": body}
 
     # ---- names

@@ -30,6 +30,11 @@ class Flat:
     opaque: list[str]
     special: list[Tensor]
 
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by their paths."""
+        return dict(zip(self.paths, self.tensors, strict=True))
+
 
 def flatten(value: Any) -> Flat:
     """Flattens nested containers, dataclasses, configs, caches and special tensors.
@@ -48,6 +53,7 @@ def flatten(value: Any) -> Flat:
         return number
 
     encoder = Encoder(keep, module=lambda m: {"cls": type(m).__qualname__})
+    encoder.layouts = False
     structure = encoder.encode(value)
     paths = [""] * len(tensors)
     _name(structure, "", paths)

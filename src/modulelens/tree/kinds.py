@@ -62,10 +62,6 @@ def check_twister(position: int) -> None:
         raise Corrupted(f"a random stream is at word {position} of 624")
 
 
-def _np_generator(state: dict[str, Any]) -> np.random.Generator:
-    return np.random.Generator(_bit_generator(state))
-
-
 def _bit_generator(state: dict[str, Any]) -> Any:
     if state["bit_generator"] == "MT19937":
         check_twister(state["state"]["pos"])
@@ -146,12 +142,12 @@ COMPOUNDS: Kinds = {
 }
 #: The same for what has a state of its own: one that is met twice stays one.
 SOURCES: Kinds = {
-    np.random.Generator: ("$nprandom", lambda v: (v.bit_generator.state,), _np_generator),
-    np.random.RandomState: (
-        "$nplegacy",
-        lambda v: (v.get_state(legacy=False),),
-        _np_legacy,
+    np.random.Generator: (
+        "$nprandom",
+        lambda v: (v.bit_generator.state,),
+        lambda state: np.random.Generator(_bit_generator(state)),
     ),
+    np.random.RandomState: ("$nplegacy", lambda v: (v.get_state(legacy=False),), _np_legacy),
     # What threads wait at is made anew: nobody waits there.
     **{kind: (key, apart, kind) for kind, (key, apart) in _WAITED_AT.items()},
     threading.Event: ("$event", lambda v: (v.is_set(),), _event),

@@ -14,11 +14,9 @@ _DATA_BASES = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _DICTS = (collections.OrderedDict, collections.defaultdict)
 _STATIC = (object, *_DATA_BASES, *_DICTS, types.SimpleNamespace)
 
-#: Attributes of objects that are restored as None, what they are before first use.
-EMPTIED_ATTRIBUTES = {
-    # torchrec fills it when asked; captures that saw it filled and empty shall compare equal.
-    "_jt_dict": "a cache of the views of a jagged tensor",
-}
+#: Attributes of objects that are restored as None, what they are before first use: a cache of the
+#: views of a jagged tensor. Captures that saw it filled and empty shall compare equal.
+_EMPTIED_ATTRIBUTES = frozenset({"_jt_dict"})
 
 
 def no_object_rule(cls: type, path: str | None) -> str:
@@ -46,7 +44,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
         return {}
     if type(found) is not dict:
         return {}
-    return {name: None if name in EMPTIED_ATTRIBUTES else item for name, item in found.items()}
+    return {name: None if name in _EMPTIED_ATTRIBUTES else item for name, item in found.items()}
 
 
 def slots_of(value: Any) -> dict[str, Any]:

@@ -1,13 +1,19 @@
-"""Which statements at the top of a file a name needs. Knows syntax; runs and reads nothing."""
+"""Which statements at the top of a file a name needs. Knows code objects; runs nothing."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+import dis
+import functools
+import types
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ASSIGNMENTS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign)
 _PLAIN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Try, ast.If, ast.With)
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_BINDS = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 
 
 def slice_of(body: Sequence[ast.stmt], name: str, without: Collection[str] = ()) -> list[int]:
@@ -26,8 +32,7 @@ def slice_of(body: Sequence[ast.stmt], name: str, without: Collection[str] = ())
                 chosen.add(number)
             elif names_of(statement) & wanted:
                 chosen.add(number)
-                used = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-                wanted |= used.difference(without)
+                wanted |= _used_and_bound(statement)[0].difference(without)
                 changed = True
     return sorted(chosen)
 
@@ -45,15 +50,39 @@ def _is_guard(statement: ast.stmt) -> bool:
     )
 
 
-def names_of(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds."""
-    names: set[str] = set()
-    inside = [statement] if isinstance(statement, _DEFINITIONS) else ast.walk(statement)
-    for node in inside:
-        if isinstance(node, _DEFINITIONS):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
+def names_of(statement: ast.stmt) -> frozenset[str]:
+    """The names that a statement binds in its file."""
+    if isinstance(statement, _DEFINITIONS):
+        return frozenset({statement.name})
+    return _used_and_bound(statement)[1]
+
+
+@functools.lru_cache(maxsize=8192)
+def _used_and_bound(statement: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of its file that a statement looks up, when it runs or later, and those it binds.
+
+    Only the compiler tells these from arguments, locals, attributes and a class's own names.
+    """
+    module = ast.Module([statement], [])
+    try:
+        with warnings.catch_warnings():  # Python said so when it compiled the file
+            warnings.simplefilter("ignore")
+            code = compile(module, "<statement>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):  # an edit meanwhile: running it will tell
+        names = frozenset(node.id for node in ast.walk(module) if isinstance(node, ast.Name))
+        return names, names
+    bound = {i.argval for i in dis.get_instructions(code) if i.opname in _BINDS}
+    return frozenset(_looked_up(code)), frozenset(bound)
+
+
+def _looked_up(code: types.CodeType) -> Iterator[str]:
+    """What the code, and that inside it, takes from its file, or from Python where it has none."""
+    own = set[str]()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _LOADS and instruction.argval not in own:
+            yield instruction.argval
+        elif instruction.opname == "STORE_NAME":
+            own.add(instruction.argval)
+    for inside in code.co_consts:
+        if isinstance(inside, types.CodeType):
+            yield from _looked_up(inside)

@@ -183,6 +183,8 @@ def _take_apart(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Any]]:
     if path is None:
         text = f"tensor class {cls.__qualname__} has no importable name"
         raise NotRebuildable(text, reason="tensor_subclass")
+    if cls.__name__ == "FakeTensor":
+        raise NotRebuildable("a fake tensor holds no values", reason="tensor_subclass")
     if hasattr(tensor, "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()
         inner = {name: getattr(tensor, name).detach() for name in names}

@@ -2,16 +2,17 @@
 
 from modulelens.verify.check import check, drift_warnings
 from modulelens.verify.grade import grade, grade_init, grade_structure
-from modulelens.verify.trial import bind
+from modulelens.verify.subject import Subject, subject_of
 from modulelens.verify.varied import FIXED, varied
 
 __all__ = [
     "FIXED",
-    "bind",
+    "Subject",
     "check",
     "drift_warnings",
     "grade",
     "grade_init",
     "grade_structure",
+    "subject_of",
     "varied",
 ]

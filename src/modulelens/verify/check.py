@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,23 @@ from modulelens.measure.run import Run
 from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
-from modulelens.verify.trial import Trial, attempt, bind, gradient_leaves, lost_history, replaced
+from modulelens.verify.subject import Subject
+from modulelens.verify.trial import Trial, attempt, gradient_leaves, lost_history, replaced
 from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
 
 
-def check(
-    replay: Replay,
-    candidate: Callable[..., Any] | None = None,
-    *,
-    call: int | None = None,
-    backward: bool = False,
-    name: str = "",
-    reference: Replay | None = None,
-) -> Check:
+def check(subject: Subject, *, call: int | None = None, backward: bool = False) -> Check:
     """Compares a run with what was captured.
 
     Args:
-        replay: The entry.
-        candidate: A module or callable that takes the module's arguments; None: the module as
-            rebuilt with today's code.
+        subject: The entry and what is judged.
         call: One call; None: all that were kept.
         backward: Compare gradients as well.
-        name: What the candidate is called in the verdict.
-        reference: The entry with the code that was captured, where `replay` has an edited class.
     """
-    judge = _Judge(replay, reference or replay, candidate, name, backward)
-    calls = range(max(len(replay.metadata.calls), 1)) if call is None else [call]
+    judge = _Judge(subject, backward)
+    calls = range(max(len(subject.replay.metadata.calls), 1)) if call is None else [call]
     # Last to first: the order in which backward adds the calls' gradients up.
     checks = [judge.call(number) for number in reversed(calls)]
     worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
@@ -57,31 +45,28 @@ def check(
         more[1].append("no gradient was compared: Keep(grads=True) keeps those of the step")
     warnings = (*worst.warnings, *more[1])
     leaves = (*worst.leaves, *more[0])
-    return verdict(leaves, code=name, call=worst.call, warnings=warnings) if any(more) else worst
+    if not any(more):
+        return worst
+    return verdict(leaves, code=subject.name, call=worst.call, warnings=warnings)
 
 
 _ORDER = list(Status)
 
 
 class _Judge:
-    """Checks one candidate, call by call."""
+    """Checks one subject, call by call."""
 
-    def __init__(
-        self, replay: Replay, original: Replay, candidate: Any, name: str, backward: bool
-    ) -> None:
-        self._replay = replay
-        self._original = original
-        self._candidate = candidate
-        self._name = name
+    def __init__(self, subject: Subject, backward: bool) -> None:
+        self._subject = subject
+        self._replay = replay = subject.replay
         self._backward = backward
         self._gradients = Gradients(replay)
         self._elsewhere = _elsewhere(replay)
-        self._same = candidate is None and not replay.drifted and not self._elsewhere
+        self._same = subject.function is None and not (replay.drifted or self._elsewhere)
 
     def by_capture(self, *, whole: bool) -> bool:
         """Whether gradients are compared with those of the step: the module's own, all calls."""
-        own = self._candidate is None and not self._replay.edited
-        return own and whole and bool(self._replay.metadata.param_grads)
+        return self._subject.own and whole and bool(self._replay.metadata.param_grads)
 
     def call(self, number: int) -> Check:
         """The verdict on one call."""
@@ -92,10 +77,7 @@ class _Judge:
             raise  # damage of the repo is no verdict on the code
         except ModuleLensError as error:
             return self._verdict(number, Status.RUNTIME_ERROR, str(error).partition("\n")[0])
-        run = ready.run
-        if self._candidate is not None:
-            bound = bind(self._candidate, ready.module)
-            run = replay.run(bound, number, (ready.run.args, ready.run.kwargs))
+        run = self._subject.run(ready, number)
         trial = attempt(run, replay, number, backward=self._backward, same=self._same)
         if trial.failure:
             return self._verdict(number, Status.RUNTIME_ERROR, trial.failure)
@@ -125,7 +107,7 @@ class _Judge:
             warnings = (*warnings, *doubts(expected, leaves, anchor=anchor, inputs=inputs))
         if self._replay.gap and not verdict(leaves).status.passed:
             warnings = (*warnings, self._replay.gap)
-        return verdict(leaves, code=self._name, call=number, warnings=warnings)
+        return verdict(leaves, code=self._subject.name, call=number, warnings=warnings)
 
     def _backwards(self, number: int, run: Run, trial: Trial) -> list[LeafCheck]:
         leaves = lost_history(self._replay.call(number).output, trial.output)
@@ -135,22 +117,21 @@ class _Judge:
         self._gradients.add(number, run, trial)
         if self.by_capture(whole=True):
             return leaves
-        return leaves + gradient_leaves(self._original, run, number, self._same)
+        return leaves + gradient_leaves(self._subject.original, run, number, self._same)
 
     def on_other_values(self, number: int) -> tuple[list[LeafCheck], list[str]]:
         """A candidate's leaves that differ on values that were not captured, and what to say."""
-        original, candidate = self._original, self._candidate
-        if original.drifted or (candidate is None and not self._replay.edited):
+        if self._subject.original.drifted or self._subject.own:
             return [], []
-        return varied(original, self._replay, candidate, number)
+        return varied(self._subject, number)
 
     def _anchor(self, number: int) -> Any:
         """What the original gives in float64 on the same inputs; None where that is not possible.
 
         Without a candidate, the code that drifted is what is judged: the original's is gone.
         """
-        original = self._original
-        if original.edited or (self._candidate is None and original.drifted):
+        original = self._subject.original
+        if original.edited or (self._subject.function is None and original.drifted):
             return None
         try:
             return anchored(original.ready(number).run)
@@ -160,16 +141,12 @@ class _Judge:
     def captured_gradients(self) -> tuple[list[LeafCheck], list[str]]:
         """The module's parameter gradients, summed over its calls, against those of the step."""
         leaves, why = self._gradients.leaves(same_code=self._same)
-        grade = self._replay.metadata.grade
-        known = grade.reasons.get("param_grads") if grade else None
-        warnings = [f"graded so when it was stored: {': '.join(known)}"] if known else []
-        if why:
-            warnings.append(f"parameter gradients were not compared: {why[1]}")
-        return leaves, warnings
+        return leaves, [f"parameter gradients were not compared: {why[1]}"] if why else []
 
     def _verdict(self, number: int, status: Status, reason: str) -> Check:
         warnings = (*self._elsewhere, *drift_warnings(self._replay))
-        return Check(status=status, reason=reason, call=number, code=self._name, warnings=warnings)
+        name = self._subject.name
+        return Check(status=status, reason=reason, call=number, code=name, warnings=warnings)
 
 
 def _elsewhere(replay: Replay) -> list[str]:

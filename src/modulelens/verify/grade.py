@@ -13,6 +13,8 @@ from modulelens.tree import flatten
 from modulelens.verify.gradients import Gradients
 from modulelens.verify.trial import Trial, attempt, replaced
 
+#: The level of a call's outputs, why it is not exact, and the largest error.
+_Found = tuple[GradeLevel, tuple[str, str] | None, float]
 _LEVELS = (GradeLevel.EXACT, GradeLevel.CLOSE, GradeLevel.SHAPE, GradeLevel.NO)
 
 
@@ -97,9 +99,7 @@ def _reason_of(error: ModuleLensError) -> str:
     return str((Reason.NOT_IMPORTABLE if missing else Reason.RUNTIME_ERROR).value)
 
 
-def _grade_outputs(
-    replay: Replay, ready: Replayed, call: int, trial: Trial
-) -> tuple[GradeLevel, tuple[str, str] | None, float]:
+def _grade_outputs(replay: Replay, ready: Replayed, call: int, trial: Trial) -> _Found:
     record, output = replay.call(call), trial.output
     if trial.failure:
         code = Reason.ANCESTOR if "ancestor" in trial.failure else Reason.RUNTIME_ERROR
@@ -132,9 +132,7 @@ def _grade_outputs(
     return GradeLevel.NO, (Reason.MISMATCH.value, text), worst
 
 
-def _steady(
-    replay: Replay, ready: Replayed, call: int, output: Any
-) -> tuple[GradeLevel, tuple[str, str] | None, float]:
+def _steady(replay: Replay, ready: Replayed, call: int, output: Any) -> _Found:
     """Exact, unless a second replay differs from the first: equality once may be luck."""
     again = attempt(ready.run, replay, call, backward=False)
     if verdict(compare(output, again.output, same_code=True)).status is Status.EXACT:

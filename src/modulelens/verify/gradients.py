@@ -13,6 +13,7 @@ from modulelens.tree import dtype_of, flatten
 from modulelens.verify.trial import Trial
 
 Reasons = dict[str, tuple[str, str]]
+_FROM_ELSEWHERE = (Reason.GRADIENT_SIDE_CHANNEL.value, Reason.OUTPUT_MODIFIED_BY_CALLER.value)
 
 
 class Gradients:
@@ -59,15 +60,29 @@ class Gradients:
         return level, None
 
     def leaves(self, *, same_code: bool) -> tuple[list[LeafCheck], tuple[str, str] | None]:
-        """One leaf per parameter gradient; without any, the reason why there is none."""
+        """One leaf per parameter gradient; without any, the reason why there is none.
+
+        What verification found of them, a sum in another order or gradients that the module's
+        outputs do not bring, is no fault of the code.
+        """
         own, why = self._comparable()
-        return (self._compared(own, None, same_code=same_code), None) if own else ([], why)
+        if not own:
+            return [], why
+        found = self._compared(own, None, same_code=same_code)
+        if verdict(found).status.passed:
+            return found, None
+        loose = self._compared(own, _summed_in(self._replay.metadata), same_code=False)
+        grade = self._replay.metadata.grade
+        known = grade.reasons.get("param_grads") if grade else None
+        if verdict(loose).status.passed or known is None or known[0] not in _FROM_ELSEWHERE:
+            return (loose if verdict(loose).status.passed else found), None
+        return [], known
 
     def _parameters(self) -> tuple[GradeLevel | None, tuple[str, str] | None]:
         own, why = self._comparable()
         return self._judge(self._replay.metadata, own) if own else (None, why)
 
-    def _comparable(self) -> tuple[dict[str, Tensor | None], tuple[str, str] | None]:
+    def _comparable(self) -> tuple[dict[str, Tensor], tuple[str, str] | None]:
         metadata = self._replay.metadata
         if not metadata.param_grads:
             return {}, None
@@ -86,7 +101,7 @@ class Gradients:
             return {}, (Reason.NOT_KEPT.value, text)
         return own, None
 
-    def _own(self, metadata: Metadata) -> dict[str, Tensor | None]:
+    def _own(self, metadata: Metadata) -> dict[str, Tensor]:
         """Captured gradients of the parameters that nothing outside the module uses."""
         prefix = f"{metadata.fqn}." if metadata.fqn else ""
         ties = metadata.ties
@@ -98,7 +113,7 @@ class Gradients:
         }
 
     def _judge(
-        self, metadata: Metadata, own: dict[str, Tensor | None]
+        self, metadata: Metadata, own: dict[str, Tensor]
     ) -> tuple[GradeLevel, tuple[str, str] | None]:
         found = verdict(self._compared(own, None, same_code=True))
         if found.status is Status.EXACT:
@@ -113,7 +128,7 @@ class Gradients:
         return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
 
     def _compared(
-        self, own: dict[str, Tensor | None], dtype: torch.dtype | None, *, same_code: bool
+        self, own: dict[str, Tensor], dtype: torch.dtype | None, *, same_code: bool
     ) -> list[LeafCheck]:
         leaves: list[LeafCheck] = []
         for name, grad in own.items():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -68,62 +66,30 @@ def _story(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
-def bind(candidate: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """A function whose first parameter is `module` gets the rebuilt module, for its weights."""
-    if isinstance(candidate, nn.Module):
-        return candidate
-    try:
-        first = next(iter(inspect.signature(candidate).parameters), "")
-    except (TypeError, ValueError):
-        first = ""
-    if first != "module":
-        return candidate
-    return WithModule(candidate, module).call
-
-
-class WithModule(nn.Module):
-    """Lets a run see the module whose state it has to put back."""
-
-    def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._function = function
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The function on the module and the arguments."""
-        return self._function(self.module, *args, **kwargs)
-
-
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
-    owner = run.owner.module if isinstance(run.owner, WithModule) else run.owner
-    if isinstance(owner, nn.Module):
-        for path, structure in record.buffers_after.items():
-            if not all_kept(structure):
-                continue  # only its shape was: there is nothing to compare with
-            expected = replay.value(structure)
-            actual = _lookup(owner, path)
-            leaves += compare(expected, actual, path=f'buffers["{path}"]', same_code=same)
-        for path, structure in record.attributes_after.items():
-            actual = _lookup(owner, path)
-            if same or actual is not None:  # other code need not keep what the original keeps
-                expected = replay.value(structure)
-                leaves += compare(expected, actual, path=f'attributes["{path}"]', same_code=same)
-        leaves += _written(owner, run, set(record.buffers_after))
+    if run.owner is not None:
+        after = {"buffers": record.buffers_after, "attributes": record.attributes_after}
+        for kind, named in after.items():
+            for path, structure in named.items():
+                actual, where = _lookup(run.owner, path), f'{kind}["{path}"]'
+                # Other code need not keep what the original keeps.
+                if all_kept(structure) and (same or kind == "buffers" or actual is not None):
+                    leaves += compare(replay.value(structure), actual, path=where, same_code=same)
+        leaves += _written(run.owner, run, set(record.buffers_after))
     args, kwargs = run.inputs
     if record.args_after is None:
         leaves += _changed_inputs((run.args, args), "args")
-        return leaves + _changed_inputs((run.kwargs, kwargs), "kwargs")
-    if not all_kept([record.args_after, record.kwargs_after]):
-        return leaves
-    leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
-    leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
+        leaves += _changed_inputs((run.kwargs, kwargs), "kwargs")
+    elif all_kept([record.args_after, record.kwargs_after]):
+        leaves += compare(replay.value(record.args_after), args, path="args", same_code=same)
+        leaves += compare(replay.value(record.kwargs_after), kwargs, path="kwargs", same_code=same)
     return leaves
 
 
 def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
-    written = {id(tensor) for tensor in run.written()}
+    written = {id(tensor) for tensor in run.state.written()}
     named = [*owner.named_parameters(), *owner.named_buffers()] if written else []
     changed = (name for name, tensor in named if id(tensor) in written and name not in allowed)
     return [_changed(f'state["{name}"]') for name in changed]
@@ -131,7 +97,7 @@ def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
 
 def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
     # By path: lazily filled caches of an argument may be new, but nothing that was may change.
-    before, after = (dict(zip(f.paths, f.tensors, strict=True)) for f in map(flatten, sides))
+    before, after = (flatten(side).named for side in sides)
     pairs = {path: compare(tensor, after.get(path))[0] for path, tensor in before.items()}
     return [
         _changed(root + path) for path, leaf in pairs.items() if leaf.status is not Status.EXACT
@@ -185,11 +151,9 @@ def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[L
     if trial.failure or trial.backward_failure:
         text = trial.failure or trial.backward_failure
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
-    wanted, found = reference.run.gradients(), run.gradients()
-    parameters = {name.removeprefix("module."): grad for name, grad in found[0].items()}
-    pairs = [(wanted[1], found[1])]
-    if run.owner is not None:  # a plain function has no parameters of its own
-        pairs.append((wanted[0], parameters if isinstance(run.owner, WithModule) else found[0]))
+    pairs = list(zip(reference.run.gradients(), run.gradients(), strict=True))
+    if run.owner is None:
+        del pairs[0]  # a plain function has no parameters of its own
     leaves: list[LeafCheck] = []
     for expected, actual in pairs:
         for name, grad in expected.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,42 +13,34 @@ from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
 from modulelens.measure.vary import scaled, shifted, vary
 from modulelens.records import LeafCheck, Status
-from modulelens.replay import Replay, Replayed
 from modulelens.tree import distinct, flatten
-from modulelens.verify.trial import WithModule, bind, forward
+from modulelens.verify.subject import Subject
+from modulelens.verify.trial import forward
 
-Function = Callable[..., Any]
 _PATH = "varied.output"
 FIXED = "only the captured values were compared: on others the original fails"
 
 
-def varied(
-    original: Replay, other: Replay, candidate: Function | None, call: int
-) -> tuple[list[LeafCheck], list[str]]:
+def varied(subject: Subject, call: int) -> tuple[list[LeafCheck], list[str]]:
     """Compares both on a call's inputs with other values, and with other weights.
 
     A candidate that is no class and takes no `module` computes with weights of its own; those
     stay, and so do the original's.
 
-    Args:
-        original: The entry with the code that was captured.
-        other: The entry with the candidate's class in the captured one's place, or the same.
-        candidate: A module or function; None: what `other` rebuilds.
-        call: Whose inputs.
-
     Returns:
         The leaves that differ, and what weakens that there are none.
     """
-    ready, place = original.ready(call), other.ready(call)
-    function = place.module if candidate is None else bind(candidate, place.module)
-    shared = candidate is None or isinstance(getattr(function, "__self__", None), WithModule)
+    original = subject.original
+    ready, place = original.ready(call), subject.replay.ready(call)
+    other = subject.run(place, call)
+    shared = other.owner is place.module
     weights = dict(ready.module.named_parameters()) if shared else {}
     for name in original.metadata.table_rows:  # mostly rows that take no memory: let them be
         weights.pop(name, None)
     theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
-    reference = _run(original, ready, ready.module, call, weights)
+    reference = _with_other_values(ready.run, weights)
     # The candidate first: in freed memory it finds no result of the original.
-    trial = forward(_run(other, place, function, call, theirs))
+    trial = forward(_with_other_values(other, theirs))
     wanted = forward(reference)
     captured = original.value(original.call(call).output)
     if wanted.failure or _infinite(wanted.output) > _infinite(captured):
@@ -70,14 +63,10 @@ def anchored(run: Run) -> Any:
     return None if twin is None else forward(twin).output
 
 
-def _run(
-    replay: Replay, ready: Replayed, function: Function, call: int, weights: Mapping[str, Tensor]
-) -> Run:
-    inputs = ready.run.args, ready.run.kwargs
-    flat = flatten(inputs)
-    vary(dict(zip(flat.paths, flat.tensors, strict=True)), scaled)
+def _with_other_values(run: Run, weights: Mapping[str, Tensor]) -> Run:
+    vary(flatten((run.args, run.kwargs)).named, scaled)
     vary(weights, shifted)
-    return replay.run(function, call, inputs)
+    return dataclasses.replace(run)  # starts from what is there now
 
 
 def _alike(tensor: Tensor, other: Tensor | None) -> bool:
