@@ -1,8 +1,8 @@
-"""A small Llama, trained with FSDP2 (`fully_shard`) on two CPU ranks.
+r"""A small Llama, trained with FSDP2 (`fully_shard`) on two CPU ranks.
 
 Trace one layer in the third step, from both ranks, without touching this file:
 
-    torchrun --nproc-per-node 2 -m modulelens trace --ranks all --warmup 2 \\
+    torchrun --nproc-per-node 2 -m modulelens trace --ranks all --warmup 2 \
         --modules 'model.layers.0*' --repo lens -- examples/fsdp2_llama.py
 
 Each rank stores the layer whole, with its own batch. Rebuild it in one process, without a process
@@ -10,7 +10,8 @@ group:
 
     modulelens ls --repo lens
     modulelens check LlamaForCausalLM/model.layers.0.mlp --repo lens
-    python -c "import modulelens as ml; print(ml.Repo('lens')['LlamaForCausalLM/model.layers.0.self_attn'].rebuild())"
+    python -c "import modulelens as ml
+    print(ml.Repo('lens')['LlamaForCausalLM/model.layers.0.self_attn'].rebuild())"
 """
 
 from __future__ import annotations
