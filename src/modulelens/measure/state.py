@@ -11,13 +11,15 @@ import operator
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modulelens.measure.compare import compare
+from modulelens.records import Status
 from modulelens.tree import flatten, is_plain
 
 _MAX_DEPTH = 8
@@ -32,6 +34,8 @@ _STREAMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] 
         lambda stream, state: setattr(stream.bit_generator, "state", state),
     ),
 }
+_KINDS = ("_parameters", "_buffers", "_modules")
+_GONE = object()
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
 
 
@@ -50,6 +54,7 @@ class ModuleState:
         self._storages: dict[int, tuple[Tensor, Tensor]] = {}
         self._streams: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
         self._seen: dict[int, object] = {}
+        self._module = module
         if module is not None:
             with torch.inference_mode(False), torch.no_grad():
                 self._walk(module, 0)
@@ -67,6 +72,60 @@ class ModuleState:
             if _address(live) != _address(snapshot) and not torch.equal(live, snapshot)
         }
         return [t for t, _ in self._tensors if t.untyped_storage()._cdata in changed]
+
+    def changed(self) -> dict[str, bool]:
+        """Dotted name of each child, parameter, buffer and attribute -> whether it is another now.
+
+        It was written to, moved, replaced or removed; an equal value in its place is none, except
+        where modules and parameters are told by their identity. A method that an attribute hides
+        by now is listed as `name()`.
+        """
+        written = set(map(id, self.written()))
+        other = {id(t) for t, alias in self._tensors if id(t) in written or _moved(t, alias)}
+        saved = {id(container): content for container, content in self._containers}
+        return {
+            name: self._is_other(then, now, other, saved, set())
+            for name, then, now in self._slots(saved)
+        }
+
+    def _slots(self, saved: dict[int, list[Any]]) -> Iterator[tuple[str, Any, Any]]:
+        """Name, value then, value now of all that hangs on the module and those below it."""
+        pending = [] if self._module is None else [("", self._module)]
+        seen: set[int] = set()
+        while pending:
+            prefix, module = pending.pop()
+            if id(module) in seen or id(vars(module)) not in saved:
+                continue
+            seen.add(id(module))
+            for kind, then in _pairs(saved[id(vars(module))]):
+                now = vars(module).get(kind, _GONE)
+                if kind not in _KINDS:
+                    yield prefix + kind, then, now
+                    continue
+                for name, value in _pairs(saved[id(then)]):
+                    yield prefix + name, value, now.get(name, _GONE)
+                    if kind == "_modules" and value is not None:
+                        pending.append((f"{prefix}{name}.", value))
+            for name in vars(module).keys() - set(saved[id(vars(module))][::2]):
+                if callable(getattr(type(module), name, None)):
+                    yield f"{prefix}{name}()", _GONE, vars(module)[name]
+
+    def _is_other(
+        self, then: Any, now: Any, other: set[int], saved: dict[int, list[Any]], seen: set[int]
+    ) -> bool:
+        if then is not now:
+            by_identity = (
+                isinstance(then, nn.Module | nn.Parameter) or then is _GONE or now is _GONE
+            )
+            return by_identity or compare(then, now)[0].status is not Status.EXACT
+        inside = vars(now) if _is_plain_object(now) else now
+        if isinstance(now, nn.Module) or id(inside) not in saved or id(inside) in seen:
+            return id(now) in other
+        seen.add(id(inside))
+        items = saved[id(inside)], _content(inside)
+        return len(items[0]) != len(items[1]) or any(
+            self._is_other(a, b, other, saved, seen) for a, b in zip(*items, strict=True)
+        )
 
     def restore(self) -> None:
         """Puts everything back bit for bit, keeping every object's identity; clears `.grad`."""
@@ -142,13 +201,17 @@ def _content(container: Any) -> list[Any]:
     return list(container)
 
 
+def _pairs(content: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(content[::2], content[1::2], strict=True)
+
+
 def _refill(container: Any, saved: list[Any]) -> None:
     now = _content(container)
     if len(now) == len(saved) and all(map(operator.is_, now, saved)):
         return
     container.clear()
     if isinstance(container, dict):
-        container.update(zip(saved[::2], saved[1::2], strict=True))
+        container.update(_pairs(saved))
     else:
         (container.update if isinstance(container, set) else container.extend)(saved)
 
@@ -160,6 +223,14 @@ def _restore_tensor(tensor: Tensor, alias: Tensor) -> None:
         tensor.grad = None
         if tensor.requires_grad is not alias.requires_grad:
             tensor.requires_grad_(alias.requires_grad)
+
+
+def _moved(tensor: Tensor, alias: Tensor) -> bool:
+    """Whether it shows other memory with other values, or asks for a gradient otherwise."""
+    if tensor.requires_grad is not alias.requires_grad:
+        return True
+    elsewhere = _place(tensor) != _place(alias)
+    return elsewhere and compare(alias, tensor)[0].status is not Status.EXACT
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
 from modulelens.verify.subject import Subject
-from modulelens.verify.trial import Trial, attempt, gradient_leaves, lost_history, replaced
+from modulelens.verify.trial import Trial, altered, attempt, gradient_leaves, lost_history, replaced
 from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
@@ -99,6 +99,8 @@ class _Judge:
             leaves = compare(expected, trial.output, anchor=anchor, same_code=False)
         fits = verdict(leaves).status not in _OTHER_KIND
         leaves += trial.effects
+        if not self._subject.own:
+            leaves += altered(self._subject.original, number, trial)
         if self._backward and fits:
             leaves += self._backwards(number, run, trial)
         warnings = (*self._elsewhere, *drift_warnings(self._replay), *warnings)

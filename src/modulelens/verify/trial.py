@@ -20,6 +20,7 @@ from modulelens.tree import flatten
 class Trial:
     """A run that ended. `effects` compares what the forward changed; failures are foreign errors.
 
+    `state` says by dotted name what else of the module's state is another after the forward.
     `failure` is the forward's, and `backward_failure` the backward's after a forward that ended.
     """
 
@@ -27,6 +28,7 @@ class Trial:
     failure: str = ""
     backward_failure: str = ""
     effects: list[LeafCheck] = dataclasses.field(default_factory=list)
+    state: dict[str, bool] = dataclasses.field(default_factory=dict)
 
 
 def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool = True) -> Trial:
@@ -40,6 +42,8 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
         if trial.failure:
             return trial
         trial.effects = _side_effects(replay, run, call, same)
+        if not same:
+            trial.state = run.state.changed()
         if backward:
             try:
                 run.grad_output = replay.seeds(call, trial.output)
@@ -93,6 +97,23 @@ def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
     named = [*owner.named_parameters(), *owner.named_buffers()] if written else []
     changed = (name for name, tensor in named if id(tensor) in written and name not in allowed)
     return [_changed(f'state["{name}"]') for name in changed]
+
+
+def altered(original: Replay, call: int, trial: Trial) -> list[LeafCheck]:
+    """What of the module's state a candidate's run changed and the original leaves alone.
+
+    The original runs where that is in question; what it does not have is the candidate's own.
+    """
+    record = original.call(call)
+    known = {*record.buffers_after, *record.attributes_after}
+    known |= {leaf.path.split('"')[1] for leaf in trial.effects if leaf.path.startswith("state[")}
+    names = {name for name, other in trial.state.items() if other and name not in known}
+    if not names or original.drifted:
+        return []
+    own = attempt(original.ready(call).run, original, call, backward=False, same=False).state
+    return [
+        _changed(f'state["{name}"]') for name in names if not own.get(name, not name.endswith("()"))
+    ]
 
 
 def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
