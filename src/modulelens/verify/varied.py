@@ -24,8 +24,9 @@ FIXED = "only the captured values were compared: on others the original fails"
 def varied(subject: Subject, call: int) -> tuple[list[LeafCheck], list[str]]:
     """Compares both on a call's inputs with other values, and with other weights.
 
-    A candidate that is no class and takes no `module` computes with weights of its own; those
-    stay, and so do the original's.
+    Each runs on the captured ones first, and has what it kept of them. A candidate that is no
+    class and takes no `module` computes with weights of its own; those stay, and so do the
+    original's.
 
     Returns:
         The leaves that differ, and what weakens that there are none.
@@ -38,9 +39,9 @@ def varied(subject: Subject, call: int) -> tuple[list[LeafCheck], list[str]]:
     for name in original.metadata.table_rows:  # mostly rows that take no memory: let them be
         weights.pop(name, None)
     theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
-    reference = _with_other_values(ready.run, weights)
     # The candidate first: in freed memory it finds no result of the original.
-    trial = forward(_with_other_values(other, theirs))
+    trial = forward(_second(other, theirs))
+    reference = _second(ready.run, weights)
     wanted = forward(reference)
     captured = original.value(original.call(call).output)
     if wanted.failure or _infinite(wanted.output) > _infinite(captured):
@@ -63,7 +64,9 @@ def anchored(run: Run) -> Any:
     return None if twin is None else forward(twin).output
 
 
-def _with_other_values(run: Run, weights: Mapping[str, Tensor]) -> Run:
+def _second(run: Run, weights: Mapping[str, Tensor]) -> Run:
+    """Runs it, then gives its inputs and the same module other values, as an optimizer does."""
+    forward(run)
     vary(flatten((run.args, run.kwargs)).named, scaled)
     vary(weights, shifted)
     return dataclasses.replace(run)  # starts from what is there now
