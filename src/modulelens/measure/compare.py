@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from modulelens.measure.tolerance import check_tensor, powerless
+from modulelens.measure.untouched import untouched
 from modulelens.records import Check, LeafCheck, Status, bodies_of
 from modulelens.tree import Flat, flatten
 from modulelens.tree.tensors import SPECIAL_KINDS
@@ -22,6 +23,7 @@ _FLOAT_TOLERANCE = 1e-5
 _TENSOR_KEYS = ("$tensor", "$parameter")
 
 
+@untouched
 def compare(
     expected: Any, actual: Any, *, path: str = "output", anchor: Any = None, same_code: bool = True
 ) -> list[LeafCheck]:
@@ -54,6 +56,7 @@ def compare(
     return leaves or [LeafCheck(path=path, status=Status.EXACT)]
 
 
+@untouched
 def verdict(
     leaves: Sequence[LeafCheck], *, code: str = "", call: int = 0, warnings: Sequence[str] = ()
 ) -> Check:
@@ -78,6 +81,7 @@ def verdict(
     return msgspec.structs.replace(check, reason=f"{worst.path}: {worst.message}")
 
 
+@untouched
 def doubts(
     expected: Any, leaves: Sequence[LeafCheck], *, anchor: Any = None, inputs: Any = None
 ) -> list[str]:

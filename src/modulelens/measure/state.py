@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from modulelens.measure.compare import compare
+from modulelens.measure.untouched import untouched
 from modulelens.records import Status
 from modulelens.tree import flatten, is_plain
 
@@ -64,6 +65,7 @@ class ModuleState:
         """The live tensors of the module, each object once."""
         return [tensor for tensor, _ in self._tensors]
 
+    @untouched
     def written(self) -> list[Tensor]:
         """The live tensors whose storage holds other bytes now."""
         changed = {
@@ -73,6 +75,7 @@ class ModuleState:
         }
         return [t for t, _ in self._tensors if t.untyped_storage()._cdata in changed]
 
+    @untouched
     def changed(self) -> dict[str, bool]:
         """Dotted name of each child, parameter, buffer and attribute -> whether it is another now.
 

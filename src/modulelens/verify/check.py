@@ -12,6 +12,7 @@ from modulelens.environment import cpu_name
 from modulelens.errors import ModuleLensError, NotRebuildable, RepoError
 from modulelens.measure.compare import compare, doubts, verdict
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
@@ -34,20 +35,26 @@ def check(subject: Subject, *, call: int | None = None, backward: bool = False) 
     calls = range(max(len(subject.replay.metadata.calls), 1)) if call is None else [call]
     # Last to first: the order in which backward adds the calls' gradients up.
     checks = [judge.call(number) for number in reversed(calls)]
-    worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
+    with untouched:
+        worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
     more: tuple[list[LeafCheck], list[str]] = ([], [])
     if backward and judge.by_capture(whole=call is None) and all(c.leaves for c in checks):
         more = judge.captured_gradients()
     elif worst.status.passed:
         more = judge.on_other_values(worst.call)
-    compared = any(leaf.path.startswith("grad") for leaf in (*worst.leaves, *more[0]))
+    with untouched:
+        return _joined(worst, *more, backward=backward)
+
+
+def _joined(worst: Check, more: list[LeafCheck], weak: list[str], *, backward: bool) -> Check:
+    """The verdict on a call, with what was found on the whole."""
+    compared = any(leaf.path.startswith("grad") for leaf in (*worst.leaves, *more))
     if backward and worst.status.passed and not compared:
-        more[1].append("no gradient was compared: Keep(grads=True) keeps those of the step")
-    warnings = (*worst.warnings, *more[1])
-    leaves = (*worst.leaves, *more[0])
-    if not any(more):
+        weak.append("no gradient was compared: Keep(grads=True) keeps those of the step")
+    if not (more or weak):
         return worst
-    return verdict(leaves, code=subject.name, call=worst.call, warnings=warnings)
+    warnings, leaves = (*worst.warnings, *weak), (*worst.leaves, *more)
+    return verdict(leaves, code=worst.code, call=worst.call, warnings=warnings)
 
 
 _ORDER = list(Status)

@@ -11,6 +11,7 @@ from torch import nn
 from modulelens.errors import ModuleLensError
 from modulelens.measure.compare import compare
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.records import LeafCheck, Status, Structure, all_kept, tensor_refs
 from modulelens.replay import Replay
 from modulelens.tree import flatten
@@ -70,6 +71,7 @@ def _story(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
+@untouched
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
@@ -140,6 +142,7 @@ def _lookup(module: nn.Module, path: str) -> Any:
     return owner._buffers.get(name, owner._parameters.get(name, vars(owner).get(name)))
 
 
+@untouched
 def lost_history(structure: Structure, output: Any) -> list[LeafCheck]:
     """Leaves of an output that should require grad, as the captured ones do, and do not."""
     refs = list({ref.object: ref for ref in tensor_refs(structure)}.values())

@@ -11,6 +11,7 @@ from torch import Tensor
 from modulelens.measure.anchor import float64_run
 from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.measure.vary import scaled, shifted, vary
 from modulelens.records import LeafCheck, Status
 from modulelens.tree import distinct, flatten
@@ -67,8 +68,9 @@ def anchored(run: Run) -> Any:
 def _second(run: Run, weights: Mapping[str, Tensor]) -> Run:
     """Runs it, then gives its inputs and the same module other values, as an optimizer does."""
     forward(run)
-    vary(flatten((run.args, run.kwargs)).named, scaled)
-    vary(weights, shifted)
+    with untouched:
+        vary(flatten((run.args, run.kwargs)).named, scaled)
+        vary(weights, shifted)
     return dataclasses.replace(run)  # starts from what is there now
 
 
@@ -76,6 +78,7 @@ def _alike(tensor: Tensor, other: Tensor | None) -> bool:
     return other is not None and other.shape == tensor.shape
 
 
+@untouched
 def _infinite(value: Any) -> int:
     numbers = (distinct(t) for t in flatten(value).tensors if t.is_floating_point())
     return sum(int((~t.isfinite()).sum()) for t in numbers if not t.is_meta)
