@@ -124,6 +124,7 @@ class Entry(_Recorded):
             ClassNotFound: Its class cannot be imported here.
             NotRebuildable: With the reason.
             Corrupted: Its bytes are not what was stored.
+            EnvironmentLacks: There is no such device here.
         """
         if strategy not in (None, "init", "structure"):
             raise UsageError(f"strategy {strategy!r}: use 'init' or 'structure'")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
@@ -24,7 +25,15 @@ from modulelens.capture.reach import changed
 from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
-from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound, NotRebuildable
+from modulelens.errors import (
+    ClassNotFound,
+    Corrupted,
+    EnvironmentLacks,
+    ModuleLensError,
+    NotFound,
+    NotRebuildable,
+    UsageError,
+)
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     Payload,
@@ -66,6 +75,10 @@ class Replay:
         allow: Top-level packages whose classes may be imported besides the entry's own.
         class_map: Class path -> class, for classes that were moved, renamed or edited.
         refuse_roots: Folders that code is never imported from (the repo itself).
+
+    Raises:
+        UsageError: Torch knows no such device.
+        EnvironmentLacks: This machine, or this torch, has none.
     """
 
     def __init__(
@@ -78,7 +91,7 @@ class Replay:
         refuse_roots: Iterable[Path] = (),
     ) -> None:
         self.payload = payload
-        self.device = device
+        self.device = _usable(device)
         redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
         metadata = payload.metadata
         self._refused = tuple(root.resolve() for root in refuse_roots)
@@ -211,8 +224,9 @@ class Replay:
         digest = self.metadata.sources.get(path, "")
         package = path.partition(":")[0].partition(".")[0]
         root = self.metadata.roots.get(package, "")
-        sound = package.isidentifier() and _trusted(Path(root), self._refused)
-        return tuple(find_moved(path, digest, root)) if digest and sound else ()
+        if not (digest and package.isidentifier() and _trusted(Path(root), self._refused)):
+            return ()
+        return tuple(found for found in find_moved(path, digest, root) if found != path)
 
     def bare(self, call: int = 0) -> tuple[nn.Module, str]:
         """The tensors of the module where its class cannot be had, and which of them were made up.
@@ -319,6 +333,20 @@ class Replay:
             for i, tensor in leaves
             if tensor.requires_grad
         ]
+
+
+def _usable(device: str | torch.device) -> str:
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{device!r} is no device", hint="such as 'cpu' or 'cuda:0'") from error
+    try:
+        torch.empty(0, device=place)
+    except Exception as error:  # boundary: each backend has an error of its own
+        told = str(error).partition(". ")[0].partition("\n")[0]
+        text = f"device {str(place)!r} cannot be used here: {told}"
+        raise EnvironmentLacks(text, hint="`modulelens doctor` says which can") from error
+    return str(place)
 
 
 def _full(path: str, metadata: Metadata) -> str:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from modulelens.errors import ClassNotFound, NotRebuildable
+from modulelens.errors import ClassNotFound, NotRebuildable, text_of
 
 T = TypeVar("T")
 
@@ -188,4 +188,4 @@ def _told(error: BaseException) -> str:
         return f"{error.msg} ({error.filename}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<")]
-    return f"{error} ({places[-1]})"
+    return f"{text_of(error)} ({places[-1]})"
