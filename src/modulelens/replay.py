@@ -12,6 +12,7 @@ import importlib.util
 import operator
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,9 @@ class Replay:
     ) -> Run:
         """A run of any callable on those inputs, under the call's captured context.
 
-        Of a module, the method that was called is run. `owner` is whose state a function changes.
+        Of a module, the method that was called is run: for `forward`, what torch does at a call,
+        as a capture begins inside an own `__call__` of its class. `owner` is whose state a
+        function changes.
 
         Raises:
             Corrupted: The context, or a random stream, is none that torch can be in.
@@ -319,7 +322,13 @@ class Replay:
                     hint="give it one of that name, or pass a function",
                 )
             module = getattr(module, record.method)
+        elif isinstance(module, nn.Module) and self._is_own_call(type(module).__call__):
+            module = types.MethodType(nn.Module.__call__, module)
         return Run(module, *inputs, context=ambient, rng=rng, owner=owner)
+
+    def _is_own_call(self, called: Callable[..., Any]) -> bool:
+        own = getattr(self._found(self.metadata.cls), "__call__", None)  # noqa: B004 - it's taken
+        return called is own and called is not nn.Module.__call__
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:
         """The captured gradients for the output's leaves that require grad, in their order.
