@@ -35,6 +35,7 @@ from modulelens.errors import (
     NotRebuildable,
     UsageError,
 )
+from modulelens.measure.compare import places
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     Payload,
@@ -336,10 +337,11 @@ class Replay:
         Synthesised where only shapes were kept.
         """
         captured = self.call(call).grad_output
-        leaves = enumerate(flatten(output).tensors)
+        flat = flatten(output)
+        numbers = map(str, places(self.call(call).output, flat))
         return [
-            self.gradient(captured[str(i)], Synthesizer(0)) if str(i) in captured else None
-            for i, tensor in leaves
+            self.gradient(captured[n], Synthesizer(0)) if n in captured else None
+            for tensor, n in zip(flat.tensors, numbers, strict=True)
             if tensor.requires_grad
         ]
 

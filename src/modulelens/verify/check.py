@@ -9,7 +9,7 @@ import torch
 
 from modulelens.capture.source import source_of
 from modulelens.environment import cpu_name
-from modulelens.errors import ModuleLensError, NotRebuildable, RepoError
+from modulelens.errors import ModuleLensError, NotRebuildable, RepoError, UsageError
 from modulelens.measure.compare import compare, doubts, verdict
 from modulelens.measure.run import Run
 from modulelens.measure.untouched import untouched
@@ -30,7 +30,15 @@ def check(subject: Subject, *, call: int | None = None, backward: bool = False) 
         subject: The entry and what is judged.
         call: One call; None: all that were kept.
         backward: Compare gradients as well.
+
+    Raises:
+        NotFound: There is no call of that number.
+        UsageError: `call` is no number.
     """
+    if call is not None:
+        if type(call) is not int:
+            raise UsageError(f"call={call!r} is no number", hint="calls are counted from 0")
+        subject.original.call(call)
     judge = _Judge(subject, backward)
     calls = range(max(len(subject.replay.metadata.calls), 1)) if call is None else [call]
     # Last to first: the order in which backward adds the calls' gradients up.
@@ -126,7 +134,7 @@ class _Judge:
         self._gradients.add(number, run, trial)
         if self.by_capture(whole=True):
             return leaves
-        return leaves + gradient_leaves(self._subject.original, run, number, self._same)
+        return leaves + gradient_leaves(self._subject.original, run, number, trial, self._same)
 
     def on_other_values(self, number: int) -> tuple[list[LeafCheck], list[str]]:
         """A candidate's leaves that differ on values that were not captured, and what to say."""

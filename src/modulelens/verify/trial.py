@@ -6,9 +6,10 @@ import dataclasses
 import traceback
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from modulelens.errors import ModuleLensError
+from modulelens.errors import ModuleLensError, text_of
 from modulelens.measure.compare import compare
 from modulelens.measure.run import Run
 from modulelens.measure.untouched import untouched
@@ -32,8 +33,13 @@ class Trial:
     state: dict[str, bool] = dataclasses.field(default_factory=dict)
 
 
-def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool = True) -> Trial:
+def attempt(
+    run: Run, replay: Replay, call: int, *, backward: bool, same: bool = True, total: bool = True
+) -> Trial:
     """Runs forward, and backward from the captured output gradients; foreign errors are a result.
+
+    Without `total`, backward starts from other gradients, and the outputs' own gradient hooks see
+    them: captured totals are what these hooks had made already.
 
     Side effects are compared in between: a backward under activation checkpointing runs the
     forward again, and moves buffers again.
@@ -47,9 +53,12 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
             trial.state = run.state.changed()
         if backward:
             try:
-                run.grad_output = replay.seeds(call, trial.output)
-                run.backward(trial.output)
-            except Exception as error:  # noqa: BLE001 - boundary: the user's backward
+                seeds = replay.seeds(call, trial.output)
+                run.grad_output = seeds if total else list(map(_other_gradient, seeds))
+                run.backward(trial.output, total=total)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - boundary: the user's backward
                 trial.backward_failure = _story(error)
     return trial
 
@@ -60,15 +69,17 @@ def forward(run: Run) -> Trial:
         try:
             run.fresh()
             return Trial(run.forward())
-        except Exception as error:  # noqa: BLE001 - boundary: the user's forward
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - boundary: the user's forward, its exits
             return Trial(failure=_story(error))
 
 
-def _story(error: Exception) -> str:
+def _story(error: BaseException) -> str:
     if isinstance(error, ModuleLensError):
         return error.message
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {text_of(error)} ({frame.filename}:{frame.lineno})"
 
 
 @untouched
@@ -165,21 +176,42 @@ def replaced(replay: Replay) -> list[str]:
     return [f"{source.path} ran other code than its source shows: it was patched or defined anew"]
 
 
-def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
-    """Gradients of parameters and inputs, against the original's on the same seeds."""
+def gradient_leaves(
+    original: Replay, run: Run, call: int, trial: Trial, same: bool, *, total: bool = True
+) -> list[LeafCheck]:
+    """Gradients of parameters and inputs, against the original's on the same seeds.
+
+    Where an output has a gradient hook of its own, once more with what the hooks make of others.
+    """
     if original.drifted:
         text = "the original's code is gone, and no gradients were captured to compare with"
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
     reference = original.ready(call)
-    trial = attempt(reference.run, original, call, backward=True)
-    if trial.failure or trial.backward_failure:
-        text = trial.failure or trial.backward_failure
+    other = attempt(reference.run, original, call, backward=True, total=total)
+    text = other.failure or other.backward_failure or trial.failure or trial.backward_failure
+    if text:
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
     pairs = list(zip(reference.run.gradients(), run.gradients(), strict=True))
     if run.owner is None:
         del pairs[0]  # a plain function has no parameters of its own
     leaves: list[LeafCheck] = []
+    root = "grad" if total else "grad through hooks"
     for expected, actual in pairs:
         for name, grad in expected.items():
-            leaves += compare(grad, actual.get(name), path=f'grad["{name}"]', same_code=same)
-    return leaves
+            leaves += compare(grad, actual.get(name), path=f'{root}["{name}"]', same_code=same)
+    if not total or not any(map(_hooked, (trial.output, other.output))):
+        return leaves
+    trial = attempt(run, original, call, backward=True, same=same, total=False)
+    return leaves + gradient_leaves(original, run, call, trial, same, total=False)
+
+
+def _other_gradient(gradient: Tensor | None) -> Tensor | None:
+    """One that is larger than what was captured: a hook that clips would leave that as it is."""
+    if gradient is None:
+        return None
+    drawn = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(gradient) * (10 + 10 * gradient.abs().mean())
+
+
+def _hooked(output: Any) -> bool:
+    return any(tensor._backward_hooks for tensor in flatten(output).tensors)
