@@ -85,50 +85,10 @@ class ModuleState:
         """
         written = set(map(id, self.written()))
         other = {id(t) for t, alias in self._tensors if id(t) in written or _moved(t, alias)}
-        saved = {id(container): content for container, content in self._containers}
-        return {
-            name: self._is_other(then, now, other, saved, set())
-            for name, then, now in self._slots(saved)
-        }
-
-    def _slots(self, saved: dict[int, list[Any]]) -> Iterator[tuple[str, Any, Any]]:
-        """Name, value then, value now of all that hangs on the module and those below it."""
-        pending = [] if self._module is None else [("", self._module)]
-        seen: set[int] = set()
-        while pending:
-            prefix, module = pending.pop()
-            if id(module) in seen or id(vars(module)) not in saved:
-                continue
-            seen.add(id(module))
-            for kind, then in _pairs(saved[id(vars(module))]):
-                now = vars(module).get(kind, _GONE)
-                if kind not in _KINDS:
-                    yield prefix + kind, then, now
-                    continue
-                for name, value in _pairs(saved[id(then)]):
-                    yield prefix + name, value, now.get(name, _GONE)
-                    if kind == "_modules" and value is not None:
-                        pending.append((f"{prefix}{name}.", value))
-            for name in vars(module).keys() - set(saved[id(vars(module))][::2]):
-                if callable(getattr(type(module), name, None)):
-                    yield f"{prefix}{name}()", _GONE, vars(module)[name]
-
-    def _is_other(
-        self, then: Any, now: Any, other: set[int], saved: dict[int, list[Any]], seen: set[int]
-    ) -> bool:
-        if then is not now:
-            by_identity = (
-                isinstance(then, nn.Module | nn.Parameter) or then is _GONE or now is _GONE
-            )
-            return by_identity or compare(then, now)[0].status is not Status.EXACT
-        inside = vars(now) if _is_plain_object(now) else now
-        if isinstance(now, nn.Module) or id(inside) not in saved or id(inside) in seen:
-            return id(now) in other
-        seen.add(id(inside))
-        items = saved[id(inside)], _content(inside)
-        return len(items[0]) != len(items[1]) or any(
-            self._is_other(a, b, other, saved, seen) for a, b in zip(*items, strict=True)
-        )
+        other |= {id(c) for c, content in self._containers if not _holds(c, content)}
+        saved = {id(c): content for c, content in self._containers}
+        slots = () if self._module is None else _slots(self._module, saved, "")
+        return {name: _is_other(then, now, other) for name, then, now in slots}
 
     def restore(self) -> None:
         """Puts everything back bit for bit, keeping every object's identity; clears `.grad`."""
@@ -208,9 +168,40 @@ def _pairs(content: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(content[::2], content[1::2], strict=True)
 
 
-def _refill(container: Any, saved: list[Any]) -> None:
+def _slots(
+    module: nn.Module, saved: dict[int, list[Any]], prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value then, value now of all that hangs on the module and those below it."""
+    own = dict(_pairs(saved.pop(id(vars(module)), [])))  # once, where a module is shared
+    for kind, then in own.items():
+        now = vars(module).get(kind, _GONE)
+        if kind not in _KINDS:
+            yield prefix + kind, then, now
+            continue
+        for name, value in _pairs(saved[id(then)]):
+            yield prefix + name, value, now.get(name, _GONE)
+            if isinstance(value, nn.Module):
+                yield from _slots(value, saved, f"{prefix}{name}.")
+    for name in vars(module).keys() - own.keys() if own else ():
+        if callable(getattr(type(module), name, None)):
+            yield f"{prefix}{name}()", _GONE, vars(module)[name]
+
+
+def _is_other(then: Any, now: Any, other: set[int]) -> bool:
+    if then is now:
+        held = vars(now) if _is_plain_object(now) else now
+        return not isinstance(now, nn.Module) and id(held) in other
+    known = isinstance(then, nn.Module | nn.Parameter) or then is _GONE or now is _GONE
+    return known or compare(then, now)[0].status is not Status.EXACT
+
+
+def _holds(container: Any, saved: list[Any]) -> bool:
     now = _content(container)
-    if len(now) == len(saved) and all(map(operator.is_, now, saved)):
+    return len(now) == len(saved) and all(map(operator.is_, now, saved))
+
+
+def _refill(container: Any, saved: list[Any]) -> None:
+    if _holds(container, saved):
         return
     container.clear()
     if isinstance(container, dict):

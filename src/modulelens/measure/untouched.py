@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
-import itertools
 import math
 import operator
 import sys
 from types import ModuleType
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
@@ -37,15 +33,10 @@ class _Untouched(contextlib.ContextDecorator):
 
     def keep(self) -> None:
         """Remembers what they mean now."""
-        known = [math, operator, functools, itertools, msgspec, np, torch, torch.Tensor]
-        own = [m for name, m in sys.modules.items() if name.partition(".")[0] == "modulelens"]
-        classes = {
-            c
-            for m in own
-            for c in vars(m).values()
-            if isinstance(c, type) and _is_own(c.__module__)
-        }
-        places: list[Any] = [builtins, *known, *own, *classes]  # the first are put back with
+        own = [module for name, module in sys.modules.items() if name.startswith("modulelens")]
+        found = {id(c): c for m in own for c in vars(m).values() if isinstance(c, type)}
+        classes = [c for c in found.values() if c.__module__.startswith("modulelens")]
+        places: list[Any] = [builtins, math, operator, torch, torch.Tensor, *own, *classes]
         self._kept = [(place, place.__dict__, dict(place.__dict__)) for place in places]
 
     def __enter__(self) -> None:
@@ -72,15 +63,11 @@ class _Untouched(contextlib.ContextDecorator):
             return
         for name in {*live, *kept}:
             now, then = live.get(name, _GONE), kept.get(name, _GONE)
-            if then is _GONE and (isinstance(now, ModuleType) or name.startswith("__annot")):
+            if then is _GONE and isinstance(now, ModuleType):
                 kept[name] = now  # imported by now
             elif now is not then:
                 _set(place, name, then)
                 self._scope.callback(_set, place, name, now)
-
-
-def _is_own(name: str) -> bool:
-    return name.partition(".")[0] == "modulelens"
 
 
 def _set(place: Any, name: str, value: Any) -> None:
