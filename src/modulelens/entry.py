@@ -293,7 +293,7 @@ class Entry(_Recorded):
 
         Raises:
             UsageError: `budget_s` is not above 0.
-            CheckFailed: A file's candidate failed in the worker; nothing was timed.
+            CheckFailed: The candidate failed; nothing was timed.
         """
         from modulelens.speed import measure, refuse_broken
         from modulelens.verify import subject_of
