@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from modulelens.capture.moved import find_moved
@@ -26,15 +25,7 @@ from modulelens.capture.reach import changed
 from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
-from modulelens.errors import (
-    ClassNotFound,
-    Corrupted,
-    EnvironmentLacks,
-    ModuleLensError,
-    NotFound,
-    NotRebuildable,
-    UsageError,
-)
+from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound, NotRebuildable
 from modulelens.measure.compare import places
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
@@ -44,6 +35,7 @@ from modulelens.rebuild import (
     Synthesizer,
     Tensors,
     class_of_script,
+    usable_device,
 )
 from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
@@ -93,7 +85,7 @@ class Replay:
         refuse_roots: Iterable[Path] = (),
     ) -> None:
         self.payload = payload
-        self.device = _usable(device)
+        self.device = usable_device(device)
         redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
         metadata = payload.metadata
         self._refused = tuple(root.resolve() for root in refuse_roots)
@@ -344,20 +336,6 @@ class Replay:
             for tensor, n in zip(flat.tensors, numbers, strict=True)
             if tensor.requires_grad
         ]
-
-
-def _usable(device: str | torch.device) -> str:
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"{device!r} is no device", hint="such as 'cpu' or 'cuda:0'") from error
-    try:
-        torch.empty(0, device=place)
-    except Exception as error:  # boundary: each backend has an error of its own
-        told = str(error).partition(". ")[0].partition("\n")[0]
-        text = f"device {str(place)!r} cannot be used here: {told}"
-        raise EnvironmentLacks(text, hint="`modulelens doctor` says which can") from error
-    return str(place)
 
 
 def _full(path: str, metadata: Metadata) -> str:

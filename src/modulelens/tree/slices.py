@@ -76,11 +76,8 @@ def _used_and_bound(statement: ast.stmt) -> tuple[frozenset[str], frozenset[str]
     used = frozenset(_looked_up(code))
     changes = isinstance(statement, _CHANGES) and not bound and len(used) == 1
     # Such as `Layer.size = 3` or `CONFIG["size"] = 3`.
-    return used, used if changes and not any(map(_is_call, ast.walk(statement))) else bound
-
-
-def _is_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call)
+    calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    return used, used if changes and not calls else bound
 
 
 def _looked_up(code: types.CodeType) -> Iterator[str]:
