@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ def own_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Points the default repo into the test's own folder."""
     monkeypatch.setenv("MODULELENS_REPO", str(tmp_path / "default-repo"))
     monkeypatch.delenv("MODULELENS_OUTPUT", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Lets no test see random numbers that depend on the tests before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

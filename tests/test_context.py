@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+import modulelens
 from modulelens.context import AmbientWatch, RngWatch, preserved_rng, read_ambient, set_rng, under
 from modulelens.records import Ambient, Autocast
 
@@ -122,6 +125,7 @@ OTHER = Ambient(
         "mkldnn.rnn": "none",
     },
     sdpa=("math",),
+    flush_denormal=True,
 )
 
 
@@ -200,6 +204,7 @@ def _precision(name):
         lambda: torch.backends.cuda.enable_flash_sdp(False),
         lambda: torch._C._set_mkldnn_enabled(False),
         lambda: torch.set_autocast_cache_enabled(False),
+        lambda: torch.set_flush_denormal(True),
     ],
 )
 def test_a_watch_sees_every_switch_that_moves(restored, change):
@@ -216,3 +221,40 @@ def test_a_watch_sees_the_type_of_autocast_change(restored):
         with torch.autocast("cpu", dtype):
             assert watch.read() == read_ambient()
     assert watch.read().autocast == ()
+
+
+def test_denormals_are_flushed_as_they_were_at_the_call(tmp_path, restored):
+    model, x, found = torch.nn.LeakyReLU(2.0**-10), torch.full((3,), -(2.0**-120)), []
+
+    def leaves_it_moved(x):
+        out = model(x)
+        torch.set_flush_denormal(not read_ambient().flush_denormal)
+        return out
+
+    for flush in (True, False):
+        torch.set_flush_denormal(flush)
+        with modulelens.trace(model, name=f"flush {flush}") as trace:
+            found.append(model(x)[0].item())
+        torch.set_flush_denormal(not flush)
+        [entry] = modulelens.Repo(tmp_path).add(trace)
+        assert str(entry.grade) == "exact"
+        assert entry.metadata.calls[0].context.ambient.flush_denormal is flush
+        for candidate in (None, leaves_it_moved):
+            assert entry.check(candidate).status is modulelens.Status.EXACT
+            assert read_ambient().flush_denormal is not flush
+        out = entry.run()
+        torch.set_flush_denormal(False)  # reading it is arithmetic as well
+        assert out[0].item() == found[-1]
+    assert found == [0.0, -(2.0**-130)]
+
+
+def test_the_switch_for_denormals_is_read_right_when_it_was_on_before_the_import():
+    code = (
+        "import torch; torch.set_flush_denormal(True)\n"
+        "from modulelens.context import read_ambient\n"
+        "print(read_ambient().flush_denormal, torch.set_flush_denormal(False),"
+        " read_ambient().flush_denormal)"
+    )
+    words = [sys.executable, "-B", "-c", code]
+    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert out.split() == ["True", "True", "False"]

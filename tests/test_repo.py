@@ -11,7 +11,7 @@ from tests.capture import zoo
 from tests.capture.loop import add_unverified, rows
 
 import modulelens as ml
-from modulelens.errors import Conflict, NotFound, UsageError
+from modulelens.errors import Conflict, NotARepo, NotFound, UsageError
 
 
 def traced(name: str = "model", *, scale: float = 1.0) -> ml.Trace:
@@ -157,3 +157,96 @@ def test_a_reference_to_nothing_says_what_is_close(repo: ml.Repo) -> None:
     with pytest.raises(NotFound, match="has no version or alias 'v7'"):
         repo["model/layer@v7"]
     assert "model/laier" not in repo
+
+
+def test_a_repo_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("MODULELENS_REPO", "lens")
+    monkeypatch.chdir(tmp_path / "first")
+    first, other = ml.Repo(), ml.Repo(Path("..") / "other")
+    [*_, entry] = first.add(traced("one"), verify=False)
+    monkeypatch.chdir(tmp_path / "second")
+    (tmp_path / "second" / "lens").mkdir()
+    second = ml.Repo()
+    second.add(traced("two"), verify=False)
+    first.add(traced("three"))
+    other.add(traced("four"), verify=False)
+    monkeypatch.chdir(tmp_path)
+    assert [sorted({e.model for e in repo}) for repo in (first, second, other)] == [
+        ["one", "three"],
+        ["two"],
+        ["four"],
+    ]
+    assert entry.check() and entry.check(timeout_s=60)
+    assert (entry.id in ml.Repo("first/lens"), entry.id in ml.Repo("second/lens")) == (True, False)
+    assert {p.name for p in tmp_path.iterdir()} == {"first", "second", "other"}
+
+
+def test_a_candidate_that_goes_elsewhere_is_judged_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ml.Repo("lens").add(traced(), verify=False)
+    file = tmp_path / "away.py"
+    file.write_text(
+        "import os\nos.chdir('/')\ndef same(module, x): return module(x)\n"
+        "def other(module, x): os.chdir('/tmp'); return module(x) + 1\n"
+    )
+    entry = ml.Repo("lens")["model/layer"]
+    assert entry.check("away.py:same").status is ml.Status.EXACT
+    assert entry.check("away.py:other").status is ml.Status.MISMATCH_VALUE
+    watch = entry.watch("away.py:same")
+    assert next(watch).status is ml.Status.EXACT
+    monkeypatch.chdir("/")
+    file.write_text(file.read_text().replace("return module(x)\n", "return module(x) * 2\n"))
+    assert next(watch).status is ml.Status.MISMATCH_VALUE
+    watch.close()
+
+
+def test_a_home_is_found_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ml.Repo("~/deep/lens").root == tmp_path / "deep" / "lens"
+    assert ml.Repo(Path("~") / "lens").root == tmp_path / "lens"
+    monkeypatch.setenv("MODULELENS_REPO", "~/third")
+    assert ml.Repo().root == tmp_path / "third"
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/self/lens", "/dev/null/lens", "~nobody-of-that-name/lens", "a\0b", "x" * 5000]
+)
+def test_a_place_where_no_repo_can_be_is_refused_by_name(place: str) -> None:
+    with pytest.raises(NotARepo, match=r"cannot be opened or made") as caught:
+        ml.Repo(place)
+    assert place[:20] in caught.value.message
+    assert "folder" in caught.value.hint
+
+
+@pytest.mark.parametrize("place", [3, b"lens", ("lens",)])
+def test_what_is_no_path_is_refused_by_name(place: Any) -> None:
+    with pytest.raises(UsageError, match="a repo is a folder"):
+        ml.Repo(place)
+
+
+@pytest.mark.parametrize("wrong", [3, None, "", " ", b"best", ("a", "b")])
+def test_a_word_that_is_none_is_refused_by_name(repo: ml.Repo, wrong: Any) -> None:
+    [*_, entry] = repo.add(traced(), verify=False)
+    for use in (
+        lambda: repo.alias(entry, wrong),
+        lambda: repo.tag(entry, wrong),
+        lambda: repo.add(traced(), aliases=[wrong]),
+    ):
+        with pytest.raises(UsageError, match="is no name"):
+            use()
+    assert repo.aliases(entry) == {}
+
+
+@pytest.mark.parametrize("wrong", ["model/layer", 3, None])
+def test_what_is_no_entry_is_refused_by_name(repo: ml.Repo, wrong: Any) -> None:
+    [*_, entry] = repo.add(traced(), verify=False)
+    with pytest.raises(UsageError, match="which is no entry"):
+        entry.diff(wrong)
+    if not isinstance(wrong, str):
+        for use in (repo.remove, repo.versions, repo.tag, repo.aliases, repo.__getitem__):
+            with pytest.raises(UsageError, match="a reference is text"):
+                use(wrong)

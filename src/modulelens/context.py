@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _TWISTER_BYTES = 4 * (624 + 1)
 _PULSE_BYTES = 64
 _PYTHON: Any = random._inst
 _SDPA = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+_DENORMAL = math.nextafter(0.0, 1.0)  # a number in the source is rounded by the switch itself
 _FP32 = tuple((f"{b}.{op}", b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
 
 
@@ -183,6 +185,10 @@ def _set_sdpa(names: tuple[str, ...]) -> None:
         getattr(_C, f"_set_sdp_use_{name}")(name in names)
 
 
+def _flushes() -> bool:
+    return _DENORMAL * 1.0 == 0.0  # torch does not tell; Python's numbers follow the same switch
+
+
 _SDPA_READERS = [(name, getattr(_C, f"_get_{name}_sdp_enabled")) for name in _SDPA]
 
 #: Field of `Ambient` -> how to read it, how to set it. In the order of setting: the old interface
@@ -220,6 +226,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "fp32_precision": (_read_fp32, _set_fp32),
     "sdpa": (_read_sdpa, _set_sdpa),
+    "flush_denormal": (_flushes, torch.set_flush_denormal),
 }
 
 
@@ -230,7 +237,7 @@ _GETTERS: tuple[Callable[[], Any], ...] = (
     *(_C._get_mkldnn_enabled, _C._get_cudnn_enabled, _C._get_cudnn_benchmark),
     *(_C._get_deterministic_algorithms, _C._get_deterministic_algorithms_warn_only),
     *(functools.partial(_C._get_fp32_precision_getter, b, op) for _, b, op in _FP32),
-    *(read for _, read in _SDPA_READERS),
+    *(_flushes, *(read for _, read in _SDPA_READERS)),
 )
 
 

@@ -6,6 +6,7 @@ Reading its record needs no torch; rebuilding, running and measuring import it w
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
@@ -123,6 +124,7 @@ class Entry(_Recorded):
             ClassNotFound: Its class cannot be imported here.
             NotRebuildable: With the reason.
             Corrupted: Its bytes are not what was stored.
+            EnvironmentLacks: There is no such device here.
         """
         if strategy not in (None, "init", "structure"):
             raise UsageError(f"strategy {strategy!r}: use 'init' or 'structure'")
@@ -249,8 +251,9 @@ class Entry(_Recorded):
 
         source = self.source.file if self.source else ""
         paths = [source, self.metadata.main_file, (candidate or "").rpartition(":")[0]]
+        watched = [os.path.abspath(path) for path in paths if path]  # noqa: PTH100 - as below
         with self._apart(candidate, call, backward, timeout_s) as apart:
-            yield from watch(apart, filter(None, paths), started or (lambda _changed: None))
+            yield from watch(apart, watched, started or (lambda _changed: None))
 
     def _apart(
         self, candidate: str | None, call: int | None, backward: bool, timeout_s: float
@@ -290,7 +293,7 @@ class Entry(_Recorded):
 
         Raises:
             UsageError: `budget_s` is not above 0.
-            CheckFailed: A file's candidate failed in the worker; nothing was timed.
+            CheckFailed: The candidate failed; nothing was timed.
         """
         from modulelens.speed import measure, refuse_broken
         from modulelens.verify import subject_of
@@ -345,7 +348,13 @@ class Entry(_Recorded):
         return export(self._replay(), Path(path))
 
     def diff(self, other: Entry) -> EntryDiff:
-        """What differs between this entry and another, by their records."""
+        """What differs between this entry and another, by their records.
+
+        Raises:
+            UsageError: `other` is no entry.
+        """
+        if not isinstance(other, Entry):
+            raise UsageError(f"diff with {other!r:.100}, which is no entry", hint="use repo[ref]")
         from modulelens.report.diff import entry_diff
 
         return entry_diff(self.metadata, other.metadata)
@@ -374,7 +383,6 @@ class Entry(_Recorded):
 
 
 def _import_path() -> list[str]:
-    import os
     import sys
 
     # The worker imports what this process can, also from the script's own folder.

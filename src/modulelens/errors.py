@@ -26,6 +26,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def text_of(error: object) -> str:
+    """What an exception, or any object, says: foreign code, which may give what UTF-8 has not."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - boundary: the user's `__str__`
+        text = f"(its text cannot be had: {type(failed).__name__})"
+    return text.encode(errors="backslashreplace").decode()
+
+
 class ModuleLensError(Exception):
     """Base of all errors that ModuleLens raises on purpose.
 

@@ -12,6 +12,7 @@ import importlib.util
 import operator
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from modulelens.capture.select import is_method
 from modulelens.capture.source import source_of
 from modulelens.context import RngState, preserved_rng, set_rng, under
 from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotFound, NotRebuildable
+from modulelens.measure.compare import places
 from modulelens.measure.run import Run
 from modulelens.rebuild import (
     Payload,
@@ -33,6 +35,7 @@ from modulelens.rebuild import (
     Synthesizer,
     Tensors,
     class_of_script,
+    usable_device,
 )
 from modulelens.records import Call, Metadata, Rng, Structure
 from modulelens.tree import Decoder, Importer, flatten
@@ -67,6 +70,10 @@ class Replay:
         allow: Top-level packages whose classes may be imported besides the entry's own.
         class_map: Class path -> class, for classes that were moved, renamed or edited.
         refuse_roots: Folders that code is never imported from (the repo itself).
+
+    Raises:
+        UsageError: Torch knows no such device.
+        EnvironmentLacks: This machine, or this torch, has none.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class Replay:
         refuse_roots: Iterable[Path] = (),
     ) -> None:
         self.payload = payload
-        self.device = device
+        self.device = usable_device(device)
         redirect = {_full(path, payload.metadata): cls for path, cls in (class_map or {}).items()}
         metadata = payload.metadata
         self._refused = tuple(root.resolve() for root in refuse_roots)
@@ -221,8 +228,9 @@ class Replay:
         digest = self.metadata.sources.get(path, "")
         package = path.partition(":")[0].partition(".")[0]
         root = self.metadata.roots.get(package, "")
-        sound = package.isidentifier() and _trusted(Path(root), self._refused)
-        return tuple(find_moved(path, digest, root)) if digest and sound else ()
+        if not (digest and package.isidentifier() and _trusted(Path(root), self._refused)):
+            return ()
+        return tuple(found for found in find_moved(path, digest, root) if found != path)
 
     def bare(self, call: int = 0) -> tuple[nn.Module, str]:
         """The tensors of the module where its class cannot be had, and which of them were made up.
@@ -293,7 +301,9 @@ class Replay:
     ) -> Run:
         """A run of any callable on those inputs, under the call's captured context.
 
-        Of a module, the method that was called is run. `owner` is whose state a function changes.
+        Of a module, the method that was called is run: for `forward`, what torch does at a call,
+        as a capture begins inside an own `__call__` of its class. `owner` is whose state a
+        function changes.
 
         Raises:
             Corrupted: The context, or a random stream, is none that torch can be in.
@@ -315,7 +325,13 @@ class Replay:
                     hint="give it one of that name, or pass a function",
                 )
             module = getattr(module, record.method)
+        elif isinstance(module, nn.Module) and self._is_own_call(type(module).__call__):
+            module = types.MethodType(nn.Module.__call__, module)
         return Run(module, *inputs, context=ambient, rng=rng, owner=owner)
+
+    def _is_own_call(self, called: Callable[..., Any]) -> bool:
+        own = getattr(self._found(self.metadata.cls), "__call__", None)  # noqa: B004 - it's taken
+        return called is own and called is not nn.Module.__call__
 
     def seeds(self, call: int, output: Any) -> list[Tensor | None]:
         """The captured gradients for the output's leaves that require grad, in their order.
@@ -323,10 +339,11 @@ class Replay:
         Synthesised where only shapes were kept.
         """
         captured = self.call(call).grad_output
-        leaves = enumerate(flatten(output).tensors)
+        flat = flatten(output)
+        numbers = map(str, places(self.call(call).output, flat))
         return [
-            self.gradient(captured[str(i)], Synthesizer(0)) if str(i) in captured else None
-            for i, tensor in leaves
+            self.gradient(captured[n], Synthesizer(0)) if n in captured else None
+            for tensor, n in zip(flat.tensors, numbers, strict=True)
             if tensor.requires_grad
         ]
 

@@ -30,13 +30,14 @@ class Repo:
     """Entries on disk.
 
     Args:
-        path: A folder, made when it is missing. None: `$MODULELENS_REPO`, else `./.modulelens`.
+        path: A folder, made when it is missing; a relative one is that of this moment. None:
+            `$MODULELENS_REPO`, else `./.modulelens`.
         allow: Top-level packages whose classes entries may name besides their own.
 
     Raises:
         NotARepo: The path is a file, or a folder that holds something else.
         SchemaTooNew: A newer ModuleLens made it.
-        UsageError: The path is a URL of a kind that is not supported.
+        UsageError: The path is none, or a URL of a kind that is not supported.
 
     Example:
         >>> repo = ml.Repo()
@@ -45,7 +46,9 @@ class Repo:
     """
 
     def __init__(self, path: str | Path | None = None, *, allow: Iterable[str] = ()) -> None:
-        place = path if path is not None else os.environ.get("MODULELENS_REPO", ".modulelens")
+        place = path if path is not None else os.environ.get("MODULELENS_REPO") or ".modulelens"
+        if not isinstance(place, (str, os.PathLike)):
+            raise UsageError(f"Repo({place!r}): a repo is a folder", hint="give its path as text")
         if "://" in str(place):
             raise UsageError(
                 f"{place}: remote repos are not supported by this version", hint="use a folder"
@@ -218,9 +221,8 @@ class Repo:
 
         Raises:
             NotFound: Nothing fits; the error says what is close.
+            UsageError: It is no text.
         """
-        if not isinstance(ref, str):
-            raise UsageError(f"repo[{ref!r}]: a reference is text, such as 'model/fqn'")
         return self._entry(self._store.resolve(ref))
 
     def __contains__(self, ref: str) -> bool:
@@ -288,7 +290,12 @@ class Repo:
         return found
 
     def alias(self, entry: Entry | str, alias: str) -> None:
-        """Lets an alias of the entry's collection point at it, and no longer at another version."""
+        """Lets an alias of the entry's collection point at it, and no longer at another version.
+
+        Raises:
+            UsageError: The alias is none.
+        """
+        _check_words("alias", [alias])
         self._store.alias(self._as_entry(entry).id, alias)
 
     def aliases(self, entry: Entry | str) -> dict[str, int]:

@@ -45,6 +45,7 @@ def measure(
         measured = benchmark(trial, label=original.metadata.name, budget_s=budget_s)
         return msgspec.structs.replace(measured, synthesized=made_up)
     verdict = check(subject, call=call, backward=both)
+    refuse_broken(verdict)
     other = subject.run(subject.replay.ready(call, seed=seed), call)
     if both:
         _has_backward(other, original, call)

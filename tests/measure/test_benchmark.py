@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from modulelens.context import RngWatch, read_ambient
+from modulelens.errors import UsageError
 from modulelens.measure.benchmark import (
     RunTrial,
     benchmark,
@@ -130,6 +131,20 @@ def test_too_few_blocks_decide_nothing():
     result = compare_speed(sleeping(0.1), sleeping(0.05), budget_s=0.05)
     assert result.verdict == "undecided"
     assert "blocks" in result.notes[0]
+
+
+def test_few_blocks_decide_what_is_beyond_all_noise():
+    assert judge_speed([0.001, 0.002, 0.001], [5.0, 4.0, 6.0])[2] == "slower"
+    assert judge_speed([5.0] * 4, [1.0] * 4)[2] == "faster"
+    assert judge_speed([5.0, 5.0, 1.0], [1.0] * 3)[2] == "undecided"
+    result = compare_speed(sleeping(0.0), sleeping(0.1), budget_s=0.05)
+    assert result.verdict == "slower"
+
+
+def test_a_clock_that_stands_still_is_named(monkeypatch):
+    monkeypatch.setattr("time.perf_counter_ns", lambda: 7)
+    with pytest.raises(UsageError, match="the clock stood still while original ran"):
+        compare_speed(sleeping(0.0), sleeping(0.0), budget_s=0.05)
 
 
 class CountsItsCalls(nn.Module):

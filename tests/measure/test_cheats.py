@@ -166,6 +166,105 @@ def test_weights_that_were_kept_are_found_out_too(stored: Stored) -> None:
     assert other_values(entry.check(kept_weights))
 
 
+PACKED: dict[Any, Tensor] = {}
+
+
+class PackedOnce(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "packed"):
+            self.packed = torch.cat([self.up.weight.detach(), self.up.bias.detach()[:, None]], 1)
+        return self.down((x @ self.packed[:, :-1].t() + self.packed[:, -1]).relu())
+
+
+class PackedWithHistory(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "packed"):
+            self.packed = self.down.weight.t().contiguous()
+        return self.up(x).relu() @ self.packed + self.down.bias
+
+
+class PackedInALayer(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = vars(self.down).setdefault("kept", [self.down.bias.detach().double()])
+        return self.up(x).relu() @ self.down.weight.t() + kept[0].float()
+
+
+def packed_by_address(module: Block, x: Tensor) -> Tensor:
+    key = module.up.weight.data_ptr(), module.up.weight.shape
+    if key not in PACKED:
+        PACKED[key] = module.up.weight.detach().t().contiguous()
+    return module.down((x @ PACKED[key] + module.up.bias).relu())
+
+
+def packed_by_identity(module: Block, x: Tensor) -> Tensor:
+    if module.down.weight not in PACKED:
+        PACKED[module.down.weight] = module.down.weight.detach().clone()
+    return module.up(x).relu() @ PACKED[module.down.weight].t() + module.down.bias
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [PackedOnce, PackedWithHistory, PackedInALayer, packed_by_address, packed_by_identity],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights_kept_with_the_module_or_by_their_address(
+    stored: Stored, cheat: Any, backward: bool
+) -> None:
+    PACKED.clear()
+    entry = stored(tracked(Block), rows())
+    check = entry.check(cheat, backward=backward)
+    assert other_values(check), check
+    PACKED.clear()
+    assert entry.benchmark(cheat, budget_s=0.1, backward=backward).correct == "MISMATCH_VALUE"
+
+
+class PackedPerVersion(Block):
+    """Packs anew after each step of an optimizer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if getattr(self, "version", None) != self.up.weight._version:
+            self.version = self.up.weight._version
+            self.packed = self.up.weight.detach().t().contiguous()
+        return self.down((x @ self.packed + self.up.bias).relu())
+
+
+class Carries(nn.Module):
+    """Its output depends on the calls before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.carried = nn.Linear(4, 4), torch.zeros(4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.carried = 0.5 * self.carried + self.mix(x).detach().mean(0)
+        self.count += 1
+        return self.mix(x) + self.carried / self.count
+
+
+def test_what_is_kept_as_the_original_keeps_it_is_honest(stored: Stored) -> None:
+    check = stored(tracked(Block), rows()).check(PackedPerVersion)
+    assert check.status.passed, check
+    entry = stored(tracked(Carries), rows())
+
+    class Same(Carries):
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = self.mix(x)
+            self.carried = 0.5 * self.carried + mixed.detach().mean(0)
+            self.count.add_(1)
+            return mixed + self.carried / self.count
+
+    class Resets(Same):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            self.later = x  # kept, and without effect
+            return out
+
+    for kind in (Carries, Same, Resets):
+        check = entry.check(kind)
+        assert check.status.passed, check
+
+
 def test_memory_that_was_never_written_is_no_result(stored: Stored) -> None:
     entry = stored(tracked(Block), rows())
     expected = entry.outputs()

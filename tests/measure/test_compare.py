@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import pytest
@@ -199,11 +200,23 @@ def test_paths_read_like_code():
     assert verdict(leaves).worst.path == leaves[1].path
 
 
-def test_key_order_and_a_shared_tensor_do_not_matter():
+def test_the_order_of_keys_is_structure():
     a, b = torch.ones(1), torch.zeros(1)
-    assert (
-        verdict(compare({"a": a, "b": b}, {"b": b.clone(), "a": a.clone()})).status is Status.EXACT
-    )
+    for kind in (dict, OrderedDict):
+        check = verdict(compare([kind(a=a, b=b)], [kind(b=b.clone(), a=a.clone())]))
+        assert check.status is Status.MISMATCH_STRUCTURE
+    check = verdict(compare([{"x": 1, "y": {}}], [{"y": {}, "x": 2}]))
+    text = "output[0]: expected keys in the order ['x', 'y'], got ['y', 'x']"
+    assert check.reason == text
+    check = verdict(compare({1: a, "2": b}, {"2": b, 1: a}))
+    assert "keys in the order ['1', \"'2'\"]" in check.reason
+
+
+def test_the_order_of_attributes_and_a_shared_tensor_do_not_matter():
+    a, b = torch.ones(1), torch.zeros(1)
+    left, right = Pair(a, b), Pair.__new__(Pair)
+    right.right, right.left = b.clone(), a.clone()
+    assert verdict(compare([left], [right])).status is Status.EXACT
     assert verdict(compare((a, a), (a.clone(), a.clone()))).status is Status.EXACT
 
 

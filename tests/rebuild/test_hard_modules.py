@@ -322,3 +322,26 @@ def test_the_same_code_on_another_machine_is_held_to_a_tolerance(tmp_path: Path)
         assert there.status is ml.Status.CLOSE
         assert "the original's own" in there.reason
     assert check(Subject(moved(replay, environment=environment))).status is ml.Status.EXACT
+
+
+class ShiftedInside(hard.ScaledOutside):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def test_a_capture_begins_inside_a_call_of_the_class_s_own(
+    hard_entries: dict[str, dict[str, ml.Entry]],
+) -> None:
+    entry = hard_entries["HandsShift"]["layer"]
+    live = entry.rebuild()
+    (x,), kwargs = entry.inputs()
+    assert kwargs == {}
+    assert same(entry.run(), entry.outputs())
+    assert same(entry.run(live), nn.Linear.forward(live, x))
+    assert same(live(x, shift=0.0), entry.outputs() * 2)
+    for candidate in (hard.ScaledOutside, live, nn.Linear, lambda module, x: module.forward(x)):
+        assert entry.check(candidate, backward=True).status is ml.Status.EXACT
+    for candidate in (ShiftedInside, lambda module, x: module(x)):
+        assert entry.check(candidate).status is ml.Status.MISMATCH_VALUE
+    assert entry.check(nn.Sequential(live)).status is ml.Status.MISMATCH_VALUE
+    assert entry.benchmark(hard.ScaledOutside, budget_s=0.1).correct

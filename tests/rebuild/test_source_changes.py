@@ -14,7 +14,7 @@ import torch
 from tests.capture.loop import add_unverified, rows
 
 import modulelens as ml
-from modulelens.errors import ClassNotFound, NotFound
+from modulelens.errors import ClassNotFound, EnvironmentLacks, NotFound, UsageError
 
 LAYER = """
 import torch
@@ -343,3 +343,44 @@ def test_a_class_replaced_by_a_function_is_no_class(home: Home) -> None:
     home.edit("class Net", "def Layer(width): return None\n\nclass Net")
     with pytest.raises(ClassNotFound, match=r"is no nn\.Module class"):
         home.rebuild()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def broken(:\n", r"SyntaxError: .*{package}\.py:\d+\)"),
+        ("x = '\0'\n", r"(?m)null bytes$"),
+        ("1 / 0\n", r"ZeroDivisionError: .*{package}\.py:\d+\)"),
+        ("import a_package_that_is_not_here\n", r"No module named .*{package}\.py:\d+\)"),
+        ("import layers_beside\n", r"null bytes \(.*{package}\.py:\d+\)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_no_class_that_moved(
+    home: Home, text: str, says: str
+) -> None:
+    (home.folder / "layers_beside.py").write_text("\0")
+    home.edit("import torch\n", f"import torch\n{text}")
+    with pytest.raises(ClassNotFound, match=says.format(package=home.package)) as caught:
+        home.rebuild()
+    assert caught.value.did_you_mean == ()
+    assert "importlib" not in caught.value.message
+
+
+def test_a_device_that_is_not_here_is_refused_by_name(home: Home) -> None:
+    entry = home.entries["last"]
+    assert entry.rebuild(device=torch.device("cpu")).weight.device.type == "cpu"  # type: ignore[arg-type]
+    assert entry.rebuild(device="meta").weight.is_meta
+    uses: list[Callable[[Any], object]] = [
+        lambda device: entry.rebuild(device=device),
+        lambda device: entry.inputs(device=device),
+        lambda device: entry.benchmark(device=device),
+        lambda device: entry.profile(device=device),
+    ]
+    for use in uses:
+        for device in ("nope", "", "cpu:x", ["cpu"], "CUDA"):
+            with pytest.raises(UsageError, match="is no device"):
+                use(device)
+        for device in ("cuda:99", "hpu", "vulkan", torch.device("xla")):
+            with pytest.raises(EnvironmentLacks, match="cannot be used here") as caught:
+                use(device)
+            assert type(caught.value) is EnvironmentLacks

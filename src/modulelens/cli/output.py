@@ -100,6 +100,30 @@ def stdout_kept_clean() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def streams_kept() -> Iterator[None]:
+    """Whatever foreign code closes or redirects, both streams are afterwards as they were."""
+    streams = {1: sys.stdout, 2: sys.stderr}
+    kept = {number: os.dup(number) for number, stream in streams.items() if stream is not None}
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr, *streams.values()):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()  # while what it writes to is what the foreign code wanted
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+        sys.stdout, sys.stderr = (_open_again(*item) for item in streams.items())
+
+
+def _open_again(number: int, stream: TextIO) -> TextIO:
+    with contextlib.suppress(ValueError):
+        if stream is None or stream.write("") == 0:
+            return stream
+    return open(number, "w", errors="backslashreplace", closefd=False)
+
+
+@contextlib.contextmanager
 def warnings_noted(found: list[str]) -> Iterator[None]:
     """Collects the text of Python warnings in `found`, each once, in place of printing them."""
 

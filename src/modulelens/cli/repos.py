@@ -25,7 +25,7 @@ def open_repo(path: str | None, *, create: bool = False) -> Repo:
         NotFound: There is none at that place.
     """
     place = repo_place(path)
-    if not create and "://" not in place and not Path(place).exists():
+    if not create and "://" not in place and not Path(place).expanduser().exists():
         raise NotFound(
             f"no repo at {place}",
             hint="`modulelens trace -- train.py` makes one; --repo names another",

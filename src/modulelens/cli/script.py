@@ -6,10 +6,14 @@ warm-up steps pass (a loss is an outermost module too, and has no parameters).
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import difflib
 import functools
+import importlib.machinery
+import io
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -19,7 +23,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -29,6 +33,7 @@ from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
 from modulelens.capture.trace import Trace
 from modulelens.capture.wrappers import own_class, unwrap
+from modulelens.cli.output import streams_kept
 from modulelens.errors import ForeignError, ModuleLensError, NotFound
 
 _module: Any = nn.Module
@@ -72,13 +77,12 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
         ForeignError: What the script raised before its step was traced; its traceback is printed.
         SystemExit: The script left before its step was traced.
     """
-    if not options.as_module and not Path(script).is_file():
-        raise NotFound(f"no script {script}", hint="modulelens trace -- train.py ARGS")
+    check_script(script, options.as_module)
     watcher = _Watcher(options)
     failure: BaseException | None = None
     with _as_main(script, argv, options.as_module), track_init(), watcher:
         try:
-            with _termination_raised():
+            with _termination_raised(), streams_kept():
                 _run(script, options.as_module)
         except SystemExit as leave:
             failure = leave if leave.code not in (None, 0) else None
@@ -92,6 +96,16 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
         _print_failure(failure)
         trace.warnings.append(f"the script ended by {type(failure).__name__} after the traced step")
     return trace
+
+
+def check_script(script: str, as_module: bool) -> None:
+    """Refuses a file that is not there.
+
+    Raises:
+        NotFound: There is none.
+    """
+    if not as_module and not Path(script).is_file():
+        raise NotFound(f"no script {script}", hint="modulelens trace -- train.py ARGS")
 
 
 def _reported(script: str, failure: BaseException) -> BaseException:
@@ -149,8 +163,19 @@ def _termination_raised() -> Iterator[None]:
 def _run(script: str, as_module: bool) -> None:
     if as_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(script, run_name="__main__")
+        return
+    # As python does it, unlike runpy: an absolute file, and the first argument as it was given.
+    path = os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118 - as it is written
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    module, before = ModuleType("__main__"), sys.modules["__main__"]
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    data = loader.get_data(path)
+    code = pkgutil.read_code(io.BytesIO(data)) or loader.source_to_code(data, path)
+    sys.modules["__main__"] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = before
 
 
 @contextmanager

@@ -24,8 +24,9 @@ _MOST_ENTRIES = 20
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
-    """What one trace stored. `entries` are the first names; `missed` what was not recorded."""
+    """What one trace stored in `repo`. `entries` are the first names; `missed` is not recorded."""
 
+    repo: str
     model: str
     stored: int
     entries: tuple[str, ...]
@@ -59,7 +60,7 @@ def run(
 
 
 def _nothing() -> Traced:
-    return Traced(model="", stored=0, entries=(), grades={}, missed=())
+    return Traced(repo="", model="", stored=0, entries=(), grades={}, missed=())
 
 
 def _is_chosen(ranks: str) -> bool:
@@ -72,14 +73,25 @@ def _is_chosen(ranks: str) -> bool:
 
 
 def _traced(script: list[str], repo: str | None, no_verify: bool, wishes: Any) -> Reply:
-    from modulelens.cli.script import trace_script
+    from modulelens.cli.script import check_script, run_untraced, trace_script, world_size
 
-    trace = trace_script(script[0], script[1:], _options(**wishes))
+    options = _options(**wishes)
+    check_script(script[0], options.as_module)
+    try:
+        store = open_repo(
+            repo, create=True
+        )  # first: the script may take long, and change the folder
+    except ModuleLensError:
+        if world_size() > 1:
+            run_untraced(script[0], script[1:], as_module=options.as_module)
+        raise
+    trace = trace_script(script[0], script[1:], options)
     with progress("storing") as advance:
-        entries = open_repo(repo, create=True).add(trace, verify=not no_verify, progress=advance)
+        entries = store.add(trace, verify=not no_verify, progress=advance)
     names = [f"{entry.name}@v{entry.version}" for entry in entries]
     grades = Counter(str(entry.grade) if entry.grade else "unverified" for entry in entries)
     data = Traced(
+        repo=str(store.root),
         model=trace.name,
         stored=len(names),
         entries=tuple(names[:_MOST_ENTRIES]),
@@ -87,7 +99,8 @@ def _traced(script: list[str], repo: str | None, no_verify: bool, wishes: Any) -
         missed=tuple(c for c in trace.coverage if c.fate is not Fate.RECORDED)[:_MOST_ENTRIES],
     )
     counts = ", ".join(f"{number} {grade}" for grade, number in grades.items())
-    text = f"{coverage_report(trace.coverage)}\nstored {plural(len(names), 'entry')}: {counts}"
+    stored = f"stored {plural(len(names), 'entry')} in {store.root}: {counts}"
+    text = f"{coverage_report(trace.coverage)}\n{stored}"
     next_commands = [with_repo(f"show {names[0]}", repo)] if names else []
     return Reply(data, text, next=next_commands, warnings=trace.warnings)
 

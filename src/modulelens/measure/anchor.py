@@ -8,6 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from modulelens.errors import text_of
 from modulelens.measure.run import Run, like
 from modulelens.tree import distinct, flatten, is_plain
 
@@ -34,7 +35,7 @@ def float64_run(run: Run) -> tuple[Run | None, str]:
                     memo[id(tensor)] = like(tensor, _widened(tensor.detach()))
             parts = copy.deepcopy((run.owner, run.args, run.kwargs), memo)
     except Exception as error:  # noqa: BLE001 - boundary: copying runs foreign __deepcopy__
-        return None, f"no float64 copy: {error}"
+        return None, f"no float64 copy: {text_of(error)}"
     context = msgspec.structs.replace(run.context, autocast=(), default_dtype="float64")
     function = parts[0] if run.owner is run.module else getattr(parts[0], method)
     return Run(function, *parts[1:], context=context, rng=run.rng), ""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from modulelens.errors import UsageError
 from modulelens.measure.run import Run
 from modulelens.measure.vary import vary
 from modulelens.records import Comparison, Measurement
@@ -30,6 +31,8 @@ _SHORT_S = 50e-6
 _FEWEST = 3
 #: Fewest values whose median has a 95 % confidence interval at all.
 _FOR_INTERVAL = 6
+#: Fewer blocks decide as well where each is this many times faster or slower: that is no noise.
+_FAR = 3.0
 _RESAMPLES = 1000
 _MOST_BLOCKS = 2000
 
@@ -148,14 +151,14 @@ def judge_speed(
 ) -> tuple[float, tuple[float, float], str]:
     """Speed-up, its 95 % bootstrap interval, and "faster", "slower" or "undecided".
 
-    The times are paired by block. Fewer than six blocks decide nothing.
+    The times are paired by block. Fewer than six decide where each says three times or more.
     """
     ratios = _ratios(original_s, candidate_s)
     draw = random.Random(0)
     medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     low, high = medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]
     verdict = "faster" if low > 1 else "slower" if high < 1 else "undecided"
-    if len(ratios) < _FOR_INTERVAL:
+    if len(ratios) < _FOR_INTERVAL and not (low > _FAR or high < 1 / _FAR):
         verdict = "undecided"
     return median(ratios), (low, high), verdict
 
@@ -207,6 +210,9 @@ def _synchronise() -> None:
 
 def _measurement(label: str, times: list[float], warm: list[float], trial: Trial) -> Measurement:
     notes = []
+    if not median(times) > 0:
+        text = f"the clock stood still while {label} ran"
+        raise UsageError(text, hint="leave time.perf_counter_ns as it is: it is what times are of")
     if median(times) < _SHORT_S:
         notes.append(f"shorter than {_SHORT_S * 1e6:.0f} us: the cost of the call itself counts")
     if len(times) < _FOR_INTERVAL:

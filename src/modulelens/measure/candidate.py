@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from modulelens.errors import CandidateBroken, NotFound, UsageError
+from modulelens.errors import CandidateBroken, NotFound, UsageError, text_of
 
 _number = itertools.count()
 
@@ -60,8 +60,10 @@ def _run_file(path: Path) -> ModuleType:
     sys.path.insert(0, folder)
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
-    except (Exception, SystemExit) as error:  # boundary: the candidate's own code
+    except BaseException as error:  # boundary: the candidate's own code
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise _broken(path, error) from error
     finally:
         sys.path.remove(folder)
@@ -76,13 +78,13 @@ def _broken(path: Path, error: BaseException) -> CandidateBroken:
     else:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno or 0 for f in reversed(frames) if f.filename == str(path)), 0)
-        text = str(error)
+        text = text_of(error)
     kind = type(error).__name__
     return CandidateBroken(
         f"{path}:{line}: {kind}: {text}",
         kind=kind,
         line=line,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=text_of("".join(traceback.format_exception(error))),
         hint="the file is run from top to bottom; it must import on its own",
     )
 

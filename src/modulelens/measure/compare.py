@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from modulelens.measure.tolerance import check_tensor, powerless
-from modulelens.records import Check, LeafCheck, Status, bodies_of
+from modulelens.measure.untouched import untouched
+from modulelens.records import Check, LeafCheck, Status, Structure, bodies_of, tensor_refs
 from modulelens.tree import Flat, flatten
-from modulelens.tree.tensors import SPECIAL_KINDS
 
 _FLOAT_TOLERANCE = 1e-5
 _TENSOR_KEYS = ("$tensor", "$parameter")
 
 
+@untouched
 def compare(
     expected: Any, actual: Any, *, path: str = "output", anchor: Any = None, same_code: bool = True
 ) -> list[LeafCheck]:
@@ -54,6 +55,7 @@ def compare(
     return leaves or [LeafCheck(path=path, status=Status.EXACT)]
 
 
+@untouched
 def verdict(
     leaves: Sequence[LeafCheck], *, code: str = "", call: int = 0, warnings: Sequence[str] = ()
 ) -> Check:
@@ -78,6 +80,7 @@ def verdict(
     return msgspec.structs.replace(check, reason=f"{worst.path}: {worst.message}")
 
 
+@untouched
 def doubts(
     expected: Any, leaves: Sequence[LeafCheck], *, anchor: Any = None, inputs: Any = None
 ) -> list[str]:
@@ -98,6 +101,24 @@ def doubts(
         if why:
             found.append(f"comparing output{flat.paths[i]} proves little: {why}")
     return found
+
+
+def places(structure: Structure, flat: Flat) -> list[int]:
+    """Per leaf the number of the captured one that stood in its place; -1: another stands for it.
+
+    One object may stand where there were two, and two where there was one.
+    """
+    refs, spots = tensor_refs(structure), list(bodies_of(flat.structure, "$tensor"))
+    if len(refs) != len(spots) or any(True for _ in bodies_of(flat.structure, "$parameter")):
+        return list(range(len(flat.tensors)))
+    order: dict[int, int] = {}
+    numbers = [-1] * len(flat.tensors)
+    for ref, spot in zip(refs, spots, strict=True):
+        known = ref.object in order
+        number = order.setdefault(ref.object if ref.object >= 0 else -2 - len(order), len(order))
+        if not known and numbers[spot] < 0:
+            numbers[spot] = number
+    return numbers
 
 
 def _walk(
@@ -121,6 +142,9 @@ def _walk(
             yield _wrong(path, status, f"{expected!r:.80}", f"{actual!r:.80}")
     elif type(expected) is not type(actual) or parts.keys() != others.keys():
         yield _wrong(path, Status.MISMATCH_STRUCTURE, _name(expected), _name(actual))
+    elif (keys := _keys(parts)) != (found := _keys(others)):
+        wanted = f"keys in the order {keys!r:.100}"
+        yield _wrong(path, Status.MISMATCH_STRUCTURE, wanted, f"{found!r:.100}")
     else:
         for key, part in parts.items():
             yield from _walk(part, others[key], path + _step(key), same_code)
@@ -131,7 +155,16 @@ def _parts(node: Any) -> dict[Any, Any]:
         return dict(enumerate(node))
     if not isinstance(node, dict):
         return {}
-    return {key: _values_of(part) if key in SPECIAL_KINDS else part for key, part in node.items()}
+    return {
+        key: _values_of(part) if key.startswith("$") and isinstance(part, dict) else part
+        for key, part in node.items()
+    }
+
+
+def _keys(parts: dict[str, Any]) -> list[Any]:
+    """The keys of a dict in their order; of tensors among them, that there is one."""
+    pairs = parts.get("$dict", parts.get("$odict"))
+    return list(parts) if pairs is None else [isinstance(k, dict) or repr(k) for k, _ in pairs]
 
 
 def _wrong(path: str, status: Status, expected: str, actual: str) -> LeafCheck:
@@ -169,8 +202,12 @@ def _tensor_number(node: Any) -> int | None:
 
 
 def _values_of(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a special tensor without what says nothing about its values."""
-    return {k: v for k, v in body.items() if k not in ("requires_grad", "parameter")}
+    """A body without what says nothing about its values; attributes have no order."""
+    return {
+        k: dict(sorted(v.items())) if k in ("vars", "slots") and isinstance(v, dict) else v
+        for k, v in body.items()
+        if k not in ("requires_grad", "parameter")
+    }
 
 
 def _step(key: int | str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modulelens.context import RngState, RngWatch, preserved_rng, read_ambient, set_rng, under
-from modulelens.errors import UsageError
+from modulelens.errors import UsageError, text_of
 from modulelens.measure.state import ModuleState
 from modulelens.records import Ambient
 from modulelens.tree import as_non_leaf, flatten, is_plain
@@ -108,10 +108,11 @@ class Run:
         with self:
             return self.module(*args, **kwargs)
 
-    def backward(self, output: Any) -> None:
+    def backward(self, output: Any, *, total: bool = True) -> None:
         """Sends the output gradients back. Without an output that requires grad, does nothing.
 
-        Autocast is off, as it is in a training step's backward.
+        Autocast is off, as it is in a training step's backward. Where `grad_output` is not meant
+        as `total`, the output's own gradient hooks get it first, and dependent outputs add up.
 
         Raises:
             UsageError: `grad_output` does not fit the output's leaves.
@@ -130,9 +131,9 @@ class Run:
                 stack.enter_context(torch.autocast(entry.device, enabled=False))
             if totals is not None:
                 pairs = zip(leaves, totals, strict=True)
-                seeds = [(leaf, total) for leaf, total in pairs if total is not None]
-                for leaf, total in seeds:
-                    stack.callback(_replace_gradient(leaf, total).remove)
+                seeds = [(leaf, seed) for leaf, seed in pairs if seed is not None]
+                for leaf, seed in seeds if total else ():
+                    stack.callback(_replace_gradient(leaf, seed).remove)
             if seeds:
                 torch.autograd.backward([leaf for leaf, _ in seeds], [seed for _, seed in seeds])
 
@@ -169,7 +170,7 @@ class Run:
                     inputs = copy.deepcopy(self.args, memo), copy.deepcopy(self.kwargs, memo)
             except (TypeError, RuntimeError, NotImplementedError) as error:
                 raise UsageError(
-                    f"an argument cannot be copied, so it cannot be given twice: {error}",
+                    f"an argument cannot be copied, so it cannot be given twice: {text_of(error)}",
                     hint="pass tensors, numbers and containers of them",
                 ) from error
         return inputs, leaves

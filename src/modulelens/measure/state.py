@@ -11,13 +11,16 @@ import operator
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modulelens.measure.compare import compare
+from modulelens.measure.untouched import untouched
+from modulelens.records import Status
 from modulelens.tree import flatten, is_plain
 
 _MAX_DEPTH = 8
@@ -32,6 +35,8 @@ _STREAMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] 
         lambda stream, state: setattr(stream.bit_generator, "state", state),
     ),
 }
+_KINDS = ("_parameters", "_buffers", "_modules")
+_GONE = object()
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
 
 
@@ -50,6 +55,7 @@ class ModuleState:
         self._storages: dict[int, tuple[Tensor, Tensor]] = {}
         self._streams: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
         self._seen: dict[int, object] = {}
+        self._module = module
         if module is not None:
             with torch.inference_mode(False), torch.no_grad():
                 self._walk(module, 0)
@@ -59,6 +65,7 @@ class ModuleState:
         """The live tensors of the module, each object once."""
         return [tensor for tensor, _ in self._tensors]
 
+    @untouched
     def written(self) -> list[Tensor]:
         """The live tensors whose storage holds other bytes now."""
         changed = {
@@ -67,6 +74,21 @@ class ModuleState:
             if _address(live) != _address(snapshot) and not torch.equal(live, snapshot)
         }
         return [t for t, _ in self._tensors if t.untyped_storage()._cdata in changed]
+
+    @untouched
+    def changed(self) -> dict[str, bool]:
+        """Dotted name of each child, parameter, buffer and attribute -> whether it is another now.
+
+        It was written to, moved, replaced or removed; an equal value in its place is none, except
+        where modules and parameters are told by their identity. A method that an attribute hides
+        by now is listed as `name()`.
+        """
+        written = set(map(id, self.written()))
+        other = {id(t) for t, alias in self._tensors if id(t) in written or _moved(t, alias)}
+        other |= {id(c) for c, content in self._containers if not _holds(c, content)}
+        saved = {id(c): content for c, content in self._containers}
+        slots = () if self._module is None else _slots(self._module, saved, "")
+        return {name: _is_other(then, now, other) for name, then, now in slots}
 
     def restore(self) -> None:
         """Puts everything back bit for bit, keeping every object's identity; clears `.grad`."""
@@ -142,13 +164,48 @@ def _content(container: Any) -> list[Any]:
     return list(container)
 
 
-def _refill(container: Any, saved: list[Any]) -> None:
+def _pairs(content: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(content[::2], content[1::2], strict=True)
+
+
+def _slots(
+    module: nn.Module, saved: dict[int, list[Any]], prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value then, value now of all that hangs on the module and those below it."""
+    own = dict(_pairs(saved.pop(id(vars(module)), [])))  # once, where a module is shared
+    for kind, then in own.items():
+        now = vars(module).get(kind, _GONE)
+        if kind not in _KINDS:
+            yield prefix + kind, then, now
+            continue
+        for name, value in _pairs(saved[id(then)]):
+            yield prefix + name, value, now.get(name, _GONE)
+            if isinstance(value, nn.Module):
+                yield from _slots(value, saved, f"{prefix}{name}.")
+    for name in vars(module).keys() - own.keys() if own else ():
+        if callable(getattr(type(module), name, None)):
+            yield f"{prefix}{name}()", _GONE, vars(module)[name]
+
+
+def _is_other(then: Any, now: Any, other: set[int]) -> bool:
+    if then is now:
+        held = vars(now) if _is_plain_object(now) else now
+        return not isinstance(now, nn.Module) and id(held) in other
+    known = isinstance(then, nn.Module | nn.Parameter) or then is _GONE or now is _GONE
+    return known or compare(then, now)[0].status is not Status.EXACT
+
+
+def _holds(container: Any, saved: list[Any]) -> bool:
     now = _content(container)
-    if len(now) == len(saved) and all(map(operator.is_, now, saved)):
+    return len(now) == len(saved) and all(map(operator.is_, now, saved))
+
+
+def _refill(container: Any, saved: list[Any]) -> None:
+    if _holds(container, saved):
         return
     container.clear()
     if isinstance(container, dict):
-        container.update(zip(saved[::2], saved[1::2], strict=True))
+        container.update(_pairs(saved))
     else:
         (container.update if isinstance(container, set) else container.extend)(saved)
 
@@ -160,6 +217,14 @@ def _restore_tensor(tensor: Tensor, alias: Tensor) -> None:
         tensor.grad = None
         if tensor.requires_grad is not alias.requires_grad:
             tensor.requires_grad_(alias.requires_grad)
+
+
+def _moved(tensor: Tensor, alias: Tensor) -> bool:
+    """Whether it shows other memory with other values, or asks for a gradient otherwise."""
+    if tensor.requires_grad is not alias.requires_grad:
+        return True
+    elsewhere = _place(tensor) != _place(alias)
+    return elsewhere and compare(alias, tensor)[0].status is not Status.EXACT
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

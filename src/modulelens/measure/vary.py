@@ -30,7 +30,8 @@ def vary(named: Mapping[str, Tensor], draw: Draw) -> None:
     """Gives floating-point tensors other values in place, the same for the same names.
 
     Shared memory is drawn once, by its first name, and of a large one about 65,000 values, all
-    over it. Integers and bools stay: they may be indices.
+    over it. Version counters move, as at an optimizer's step. Integers and bools stay: they may be
+    indices.
     """
     seen: set[int] = set()
     with torch.inference_mode(False), torch.no_grad():
@@ -38,8 +39,11 @@ def vary(named: Mapping[str, Tensor], draw: Draw) -> None:
             stream = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             for tensor in flatten(named[name]).tensors:
                 storage = tensor.untyped_storage()
-                known = storage._cdata in seen or tensor.is_meta
-                if known or not (tensor.is_floating_point() or tensor.is_complex()):
+                if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+                    continue
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
+                if storage._cdata in seen:
                     continue
                 seen.add(storage._cdata)
                 size = storage.nbytes() // tensor.element_size()

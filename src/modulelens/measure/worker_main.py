@@ -158,11 +158,12 @@ def _reply(message: dict[str, Any]) -> bytes:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
+    story = errors.text_of("".join(traceback.format_exception(error)))
     return {
         "kind": type(error).__name__,
-        "message": str(error)[:4000],
+        "message": errors.text_of(error)[:4000],
         "own": vars(error) if type(error).__module__ == errors.__name__ else None,
-        "traceback": "".join(traceback.format_exception(error))[-8000:],
+        "traceback": story[-8000:],
     }
 
 

@@ -4,7 +4,7 @@ from modulelens.rebuild.module import Rebuilder, Strategy
 from modulelens.rebuild.payload import Payload
 from modulelens.rebuild.script import class_of_script
 from modulelens.rebuild.synthesize import Synthesizer
-from modulelens.rebuild.tensors import Tensors
+from modulelens.rebuild.tensors import Tensors, usable_device
 
 __all__ = [
     "Payload",
@@ -13,4 +13,5 @@ __all__ = [
     "Synthesizer",
     "Tensors",
     "class_of_script",
+    "usable_device",
 ]

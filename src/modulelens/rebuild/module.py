@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 
 from modulelens.context import preserved_rng
-from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotRebuildable
+from modulelens.errors import ClassNotFound, Corrupted, ModuleLensError, NotRebuildable, text_of
 from modulelens.rebuild.ancestor import Ancestor
 from modulelens.rebuild.initial import spared_values
 from modulelens.rebuild.payload import Payload
@@ -202,7 +202,7 @@ class Rebuilder:
         if node.init is None:
             raise NotRebuildable(f"{name}: its constructor call is not known", reason="not_kept")
         cls = self._class(node)
-        failure: Exception | None = None
+        failure: Exception | SystemExit | None = None
         for device, initial_values in places:
             decoder = self._decoder(strict=f"the constructor of {node.cls}")
             args, kwargs = decoder.decode(node.init.args), decoder.decode(node.init.kwargs)
@@ -211,9 +211,9 @@ class Rebuilder:
                     return cls(*args, **kwargs)
             except ModuleLensError:
                 raise
-            except Exception as error:  # noqa: BLE001 - boundary: the user's constructor
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - boundary: the user's
                 failure = error
-        text = f"its constructor raised {type(failure).__name__}: {failure}"
+        text = f"its constructor raised {type(failure).__name__}: {text_of(failure)}"
         raise NotRebuildable(f"{name}: {text}", reason="runtime_error") from failure
 
     def _lay_over(self, module: nn.Module, node: ModuleNode) -> nn.Module:

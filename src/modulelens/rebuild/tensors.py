@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from modulelens.errors import Corrupted, NotRebuildable
+from modulelens.errors import Corrupted, EnvironmentLacks, NotRebuildable, UsageError
 from modulelens.records import TensorRef
 from modulelens.tree import as_non_leaf, dtype_of
 
@@ -133,6 +133,26 @@ def new_memory(nbytes: int, device: str = "cpu") -> torch.UntypedStorage:
         text = f"{nbytes:,} bytes that were not kept do not fit into memory"
         raise NotRebuildable(text, reason="not_kept") from error
     return made
+
+
+def usable_device(device: str | torch.device) -> str:
+    """The device's name, once a tensor could be made there.
+
+    Raises:
+        UsageError: Torch knows no such device.
+        EnvironmentLacks: This machine, or this torch, has none.
+    """
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{device!r} is no device", hint="such as 'cpu' or 'cuda:0'") from error
+    try:
+        torch.empty(0, device=place)
+    except Exception as error:  # boundary: each backend has an error of its own
+        told = str(error).partition(". ")[0].partition("\n")[0]
+        text = f"device {str(place)!r} cannot be used here: {told}"
+        raise EnvironmentLacks(text, hint="`modulelens doctor` says which can") from error
+    return str(place)
 
 
 def _check_room(ref: TensorRef, dtype: torch.dtype) -> None:

@@ -63,6 +63,7 @@ class Ambient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cudnn_tf32: bool = True
     fp32_precision: dict[str, str] = {}
     sdpa: tuple[str, ...] = ()
+    flush_denormal: bool = False
 
 
 class Rng(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modulelens.errors import NotFound, UsageError
+from modulelens.errors import NotARepo, NotFound, UsageError
 from modulelens.records import Metadata
 from modulelens.store import blobs, entries
 from modulelens.store.facts import Row
@@ -28,16 +28,21 @@ class LocalStore:
     """Blobs and entries in one folder, and the index over them.
 
     Safe for several threads and processes. A reader sees a whole entry or none; kill -9 costs at
-    most the entry being written. `root` is created when missing or empty, if `create` is true.
+    most the entry being written. `root` is created when missing or empty, if `create` is true; it
+    stays where it is when the process changes its folder.
 
     Raises:
-        NotARepo: `root` is a file, or a folder that holds something else.
+        NotARepo: `root` is a file, or a folder that holds something else or cannot be had.
         NotFound: No repo there, and `create` is False.
         SchemaTooNew: A newer ModuleLens made it.
     """
 
     def __init__(self, root: Path, *, create: bool = True) -> None:
-        self._layout = open_layout(Path(root), create=create)
+        try:
+            self._layout = open_layout(Path(root).expanduser().absolute(), create=create)
+        except (OSError, ValueError, RuntimeError) as error:  # the last: nobody has such a home
+            hint = "give a folder that you may read and write"
+            raise NotARepo(f"{root} cannot be opened or made: {error}", hint=hint) from error
         self._verified = Verified()
         self._adds = Adds(self._layout.gc_lock)
         self.root = self._layout.root

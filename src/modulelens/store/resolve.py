@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from modulelens.errors import NotFound
+from modulelens.errors import NotFound, UsageError
 from modulelens.records import collection_id
 from modulelens.store.entries import read_pointers
 from modulelens.store.layout import COLLECTION, Layout
@@ -27,7 +27,10 @@ def resolve(layout: Layout, ref: str, names: Names) -> str:
 
     Raises:
         NotFound: No such collection, version or alias.
+        UsageError: `ref` is no text.
     """
+    if not isinstance(ref, str):
+        raise UsageError(f"{ref!r:.100}: a reference is text, such as 'model/fqn'")
     head, _, tail = ref.rpartition("/")
     if COLLECTION.fullmatch(head) and tail in map(str, layout.versions(head)):
         return ref

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from modulelens.errors import ClassNotFound, NotRebuildable
+from modulelens.errors import ClassNotFound, NotRebuildable, text_of
 
 T = TypeVar("T")
 
@@ -187,5 +187,6 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.msg} ({error.filename}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<")]
-    return f"{error} ({places[-1]})"
+    ours = (__file__, importlib.__file__)  # it did not get as far as the user's code
+    places = [f for f in frames if not f.filename.startswith("<") and f.filename not in ours]
+    return text_of(error) + "".join(f" ({f.filename}:{f.lineno})" for f in places[-1:])

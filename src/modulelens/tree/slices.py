@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ASSIGNMENTS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign)
+_CHANGES = (ast.Assign, ast.AugAssign)
 _PLAIN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Try, ast.If, ast.With)
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _BINDS = frozenset({"STORE_NAME", "STORE_GLOBAL"})
@@ -51,7 +52,7 @@ def _is_guard(statement: ast.stmt) -> bool:
 
 
 def names_of(statement: ast.stmt) -> frozenset[str]:
-    """The names that a statement binds in its file."""
+    """The names that a statement binds in its file, or changes by nothing but constants."""
     if isinstance(statement, _DEFINITIONS):
         return frozenset({statement.name})
     return _used_and_bound(statement)[1]
@@ -71,8 +72,12 @@ def _used_and_bound(statement: ast.stmt) -> tuple[frozenset[str], frozenset[str]
     except (SyntaxError, ValueError, RecursionError):  # an edit meanwhile: running it will tell
         names = frozenset(node.id for node in ast.walk(module) if isinstance(node, ast.Name))
         return names, names
-    bound = {i.argval for i in dis.get_instructions(code) if i.opname in _BINDS}
-    return frozenset(_looked_up(code)), frozenset(bound)
+    bound = frozenset(i.argval for i in dis.get_instructions(code) if i.opname in _BINDS)
+    used = frozenset(_looked_up(code))
+    changes = isinstance(statement, _CHANGES) and not bound and len(used) == 1
+    # Such as `Layer.size = 3` or `CONFIG["size"] = 3`.
+    calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    return used, used if changes and not calls else bound
 
 
 def _looked_up(code: types.CodeType) -> Iterator[str]:

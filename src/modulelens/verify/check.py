@@ -9,14 +9,15 @@ import torch
 
 from modulelens.capture.source import source_of
 from modulelens.environment import cpu_name
-from modulelens.errors import ModuleLensError, NotRebuildable, RepoError
+from modulelens.errors import ModuleLensError, NotRebuildable, RepoError, UsageError
 from modulelens.measure.compare import compare, doubts, verdict
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.records import Check, LeafCheck, Status, tensor_refs
 from modulelens.replay import Replay
 from modulelens.verify.gradients import Gradients
 from modulelens.verify.subject import Subject
-from modulelens.verify.trial import Trial, attempt, gradient_leaves, lost_history, replaced
+from modulelens.verify.trial import Trial, altered, attempt, gradient_leaves, lost_history, replaced
 from modulelens.verify.varied import anchored, varied
 
 _OTHER_KIND = (Status.MISMATCH_STRUCTURE, Status.MISMATCH_SHAPE, Status.MISMATCH_DTYPE)
@@ -29,25 +30,39 @@ def check(subject: Subject, *, call: int | None = None, backward: bool = False) 
         subject: The entry and what is judged.
         call: One call; None: all that were kept.
         backward: Compare gradients as well.
+
+    Raises:
+        NotFound: There is no call of that number.
+        UsageError: `call` is no number.
     """
+    if call is not None:
+        if type(call) is not int:
+            raise UsageError(f"call={call!r} is no number", hint="calls are counted from 0")
+        subject.original.call(call)
     judge = _Judge(subject, backward)
     calls = range(max(len(subject.replay.metadata.calls), 1)) if call is None else [call]
     # Last to first: the order in which backward adds the calls' gradients up.
     checks = [judge.call(number) for number in reversed(calls)]
-    worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
+    with untouched:
+        worst = max(reversed(checks), key=lambda c: _ORDER.index(c.status))
     more: tuple[list[LeafCheck], list[str]] = ([], [])
     if backward and judge.by_capture(whole=call is None) and all(c.leaves for c in checks):
         more = judge.captured_gradients()
     elif worst.status.passed:
         more = judge.on_other_values(worst.call)
-    compared = any(leaf.path.startswith("grad") for leaf in (*worst.leaves, *more[0]))
+    with untouched:
+        return _joined(worst, *more, backward=backward)
+
+
+def _joined(worst: Check, more: list[LeafCheck], weak: list[str], *, backward: bool) -> Check:
+    """The verdict on a call, with what was found on the whole."""
+    compared = any(leaf.path.startswith("grad") for leaf in (*worst.leaves, *more))
     if backward and worst.status.passed and not compared:
-        more[1].append("no gradient was compared: Keep(grads=True) keeps those of the step")
-    warnings = (*worst.warnings, *more[1])
-    leaves = (*worst.leaves, *more[0])
-    if not any(more):
+        weak.append("no gradient was compared: Keep(grads=True) keeps those of the step")
+    if not (more or weak):
         return worst
-    return verdict(leaves, code=subject.name, call=worst.call, warnings=warnings)
+    warnings, leaves = (*worst.warnings, *weak), (*worst.leaves, *more)
+    return verdict(leaves, code=worst.code, call=worst.call, warnings=warnings)
 
 
 _ORDER = list(Status)
@@ -99,6 +114,8 @@ class _Judge:
             leaves = compare(expected, trial.output, anchor=anchor, same_code=False)
         fits = verdict(leaves).status not in _OTHER_KIND
         leaves += trial.effects
+        if not self._subject.own:
+            leaves += altered(self._subject.original, number, trial)
         if self._backward and fits:
             leaves += self._backwards(number, run, trial)
         warnings = (*self._elsewhere, *drift_warnings(self._replay), *warnings)
@@ -117,7 +134,7 @@ class _Judge:
         self._gradients.add(number, run, trial)
         if self.by_capture(whole=True):
             return leaves
-        return leaves + gradient_leaves(self._subject.original, run, number, self._same)
+        return leaves + gradient_leaves(self._subject.original, run, number, trial, self._same)
 
     def on_other_values(self, number: int) -> tuple[list[LeafCheck], list[str]]:
         """A candidate's leaves that differ on values that were not captured, and what to say."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.records import GradeLevel, LeafCheck, Metadata, Reason, Status, all_kept
 from modulelens.replay import Replay
 from modulelens.tree import dtype_of, flatten
@@ -25,6 +26,7 @@ class Gradients:
         self._silent = False
         self._inputs: list[bool] = []
 
+    @untouched
     def add(self, call: int, run: Run, trial: Trial) -> None:
         """Adds a call. Calls come last to first, the order in which backward adds them up."""
         record = self._replay.call(call)
@@ -59,6 +61,7 @@ class Gradients:
         reasons["input_grads"] = (Reason.SHARED_INPUT.value, text)
         return level, None
 
+    @untouched
     def leaves(self, *, same_code: bool) -> tuple[list[LeafCheck], tuple[str, str] | None]:
         """One leaf per parameter gradient; without any, the reason why there is none.
 

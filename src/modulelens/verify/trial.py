@@ -6,11 +6,13 @@ import dataclasses
 import traceback
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from modulelens.errors import ModuleLensError
+from modulelens.errors import ModuleLensError, text_of
 from modulelens.measure.compare import compare
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.records import LeafCheck, Status, Structure, all_kept, tensor_refs
 from modulelens.replay import Replay
 from modulelens.tree import flatten
@@ -20,6 +22,7 @@ from modulelens.tree import flatten
 class Trial:
     """A run that ended. `effects` compares what the forward changed; failures are foreign errors.
 
+    `state` says by dotted name what else of the module's state is another after the forward.
     `failure` is the forward's, and `backward_failure` the backward's after a forward that ended.
     """
 
@@ -27,10 +30,16 @@ class Trial:
     failure: str = ""
     backward_failure: str = ""
     effects: list[LeafCheck] = dataclasses.field(default_factory=list)
+    state: dict[str, bool] = dataclasses.field(default_factory=dict)
 
 
-def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool = True) -> Trial:
+def attempt(
+    run: Run, replay: Replay, call: int, *, backward: bool, same: bool = True, total: bool = True
+) -> Trial:
     """Runs forward, and backward from the captured output gradients; foreign errors are a result.
+
+    Without `total`, backward starts from other gradients, and the outputs' own gradient hooks see
+    them: captured totals are what these hooks had made already.
 
     Side effects are compared in between: a backward under activation checkpointing runs the
     forward again, and moves buffers again.
@@ -40,11 +49,16 @@ def attempt(run: Run, replay: Replay, call: int, *, backward: bool, same: bool =
         if trial.failure:
             return trial
         trial.effects = _side_effects(replay, run, call, same)
+        if not same:
+            trial.state = run.state.changed()
         if backward:
             try:
-                run.grad_output = replay.seeds(call, trial.output)
-                run.backward(trial.output)
-            except Exception as error:  # noqa: BLE001 - boundary: the user's backward
+                seeds = replay.seeds(call, trial.output)
+                run.grad_output = seeds if total else list(map(_other_gradient, seeds))
+                run.backward(trial.output, total=total)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - boundary: the user's backward
                 trial.backward_failure = _story(error)
     return trial
 
@@ -55,17 +69,20 @@ def forward(run: Run) -> Trial:
         try:
             run.fresh()
             return Trial(run.forward())
-        except Exception as error:  # noqa: BLE001 - boundary: the user's forward
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - boundary: the user's forward, its exits
             return Trial(failure=_story(error))
 
 
-def _story(error: Exception) -> str:
+def _story(error: BaseException) -> str:
     if isinstance(error, ModuleLensError):
         return error.message
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {text_of(error)} ({frame.filename}:{frame.lineno})"
 
 
+@untouched
 def _side_effects(replay: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
     """What the call changed, and what it should have left as it was."""
     record, leaves = replay.call(call), []
@@ -95,6 +112,23 @@ def _written(owner: nn.Module, run: Run, allowed: set[str]) -> list[LeafCheck]:
     return [_changed(f'state["{name}"]') for name in changed]
 
 
+def altered(original: Replay, call: int, trial: Trial) -> list[LeafCheck]:
+    """What of the module's state a candidate's run changed and the original leaves alone.
+
+    The original runs where that is in question; what it does not have is the candidate's own.
+    """
+    record = original.call(call)
+    known = {*record.buffers_after, *record.attributes_after}
+    known |= {leaf.path.split('"')[1] for leaf in trial.effects if leaf.path.startswith("state[")}
+    names = {name for name, other in trial.state.items() if other and name not in known}
+    if not names or original.drifted:
+        return []
+    own = attempt(original.ready(call).run, original, call, backward=False, same=False).state
+    return [
+        _changed(f'state["{name}"]') for name in names if not own.get(name, not name.endswith("()"))
+    ]
+
+
 def _changed_inputs(sides: tuple[Any, Any], root: str) -> list[LeafCheck]:
     # By path: lazily filled caches of an argument may be new, but nothing that was may change.
     before, after = (flatten(side).named for side in sides)
@@ -119,6 +153,7 @@ def _lookup(module: nn.Module, path: str) -> Any:
     return owner._buffers.get(name, owner._parameters.get(name, vars(owner).get(name)))
 
 
+@untouched
 def lost_history(structure: Structure, output: Any) -> list[LeafCheck]:
     """Leaves of an output that should require grad, as the captured ones do, and do not."""
     refs = list({ref.object: ref for ref in tensor_refs(structure)}.values())
@@ -141,21 +176,43 @@ def replaced(replay: Replay) -> list[str]:
     return [f"{source.path} ran other code than its source shows: it was patched or defined anew"]
 
 
-def gradient_leaves(original: Replay, run: Run, call: int, same: bool) -> list[LeafCheck]:
-    """Gradients of parameters and inputs, against the original's on the same seeds."""
+def gradient_leaves(
+    original: Replay, run: Run, call: int, trial: Trial, same: bool, *, total: bool = True
+) -> list[LeafCheck]:
+    """Gradients of parameters and inputs, against the original's on the same seeds.
+
+    Where an output has a gradient hook of its own, once more with what the hooks make of others.
+    """
     if original.drifted:
         text = "the original's code is gone, and no gradients were captured to compare with"
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
     reference = original.ready(call)
-    trial = attempt(reference.run, original, call, backward=True)
-    if trial.failure or trial.backward_failure:
-        text = trial.failure or trial.backward_failure
+    other = attempt(reference.run, original, call, backward=True, total=total)
+    text = other.failure or other.backward_failure or trial.failure or trial.backward_failure
+    if text:
         return [LeafCheck(path="grad", status=Status.NOT_COMPARABLE, message=text)]
     pairs = list(zip(reference.run.gradients(), run.gradients(), strict=True))
     if run.owner is None:
         del pairs[0]  # a plain function has no parameters of its own
     leaves: list[LeafCheck] = []
-    for expected, actual in pairs:
-        for name, grad in expected.items():
-            leaves += compare(grad, actual.get(name), path=f'grad["{name}"]', same_code=same)
-    return leaves
+    root = "grad" if total else "grad through hooks"
+    with untouched:
+        for expected, actual in pairs:
+            for name, grad in expected.items():
+                leaves += compare(grad, actual.get(name), path=f'{root}["{name}"]', same_code=same)
+    if not total or not any(map(_hooked, (trial.output, other.output))):
+        return leaves
+    trial = attempt(run, original, call, backward=True, same=same, total=False)
+    return leaves + gradient_leaves(original, run, call, trial, same, total=False)
+
+
+def _other_gradient(gradient: Tensor | None) -> Tensor | None:
+    """One that is larger than what was captured: a hook that clips would leave that as it is."""
+    if gradient is None:
+        return None
+    drawn = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(gradient) * (10 + 10 * gradient.abs().mean())
+
+
+def _hooked(output: Any) -> bool:
+    return any(tensor._backward_hooks for tensor in flatten(output).tensors)

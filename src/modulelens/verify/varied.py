@@ -11,6 +11,7 @@ from torch import Tensor
 from modulelens.measure.anchor import float64_run
 from modulelens.measure.compare import compare, verdict
 from modulelens.measure.run import Run
+from modulelens.measure.untouched import untouched
 from modulelens.measure.vary import scaled, shifted, vary
 from modulelens.records import LeafCheck, Status
 from modulelens.tree import distinct, flatten
@@ -24,8 +25,9 @@ FIXED = "only the captured values were compared: on others the original fails"
 def varied(subject: Subject, call: int) -> tuple[list[LeafCheck], list[str]]:
     """Compares both on a call's inputs with other values, and with other weights.
 
-    A candidate that is no class and takes no `module` computes with weights of its own; those
-    stay, and so do the original's.
+    Each runs on the captured ones first, and has what it kept of them. A candidate that is no
+    class and takes no `module` computes with weights of its own; those stay, and so do the
+    original's.
 
     Returns:
         The leaves that differ, and what weakens that there are none.
@@ -38,9 +40,9 @@ def varied(subject: Subject, call: int) -> tuple[list[LeafCheck], list[str]]:
     for name in original.metadata.table_rows:  # mostly rows that take no memory: let them be
         weights.pop(name, None)
     theirs = {n: p for n, p in place.module.named_parameters() if _alike(p, weights.get(n))}
-    reference = _with_other_values(ready.run, weights)
     # The candidate first: in freed memory it finds no result of the original.
-    trial = forward(_with_other_values(other, theirs))
+    trial = forward(_second(other, theirs))
+    reference = _second(ready.run, weights)
     wanted = forward(reference)
     captured = original.value(original.call(call).output)
     if wanted.failure or _infinite(wanted.output) > _infinite(captured):
@@ -63,9 +65,12 @@ def anchored(run: Run) -> Any:
     return None if twin is None else forward(twin).output
 
 
-def _with_other_values(run: Run, weights: Mapping[str, Tensor]) -> Run:
-    vary(flatten((run.args, run.kwargs)).named, scaled)
-    vary(weights, shifted)
+def _second(run: Run, weights: Mapping[str, Tensor]) -> Run:
+    """Runs it, then gives its inputs and the same module other values, as an optimizer does."""
+    forward(run)
+    with untouched:
+        vary(flatten((run.args, run.kwargs)).named, scaled)
+        vary(weights, shifted)
     return dataclasses.replace(run)  # starts from what is there now
 
 
@@ -73,6 +78,7 @@ def _alike(tensor: Tensor, other: Tensor | None) -> bool:
     return other is not None and other.shape == tensor.shape
 
 
+@untouched
 def _infinite(value: Any) -> int:
     numbers = (distinct(t) for t in flatten(value).tensors if t.is_floating_point())
     return sum(int((~t.isfinite()).sum()) for t in numbers if not t.is_meta)
