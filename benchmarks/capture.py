@@ -28,9 +28,9 @@ from table import Row, report
 import modulelens as ml
 
 
-def steps(optimizer: bool, rounds: int) -> list[Row]:
+def steps(optimizer: bool, rounds: int, device: str) -> list[Row]:
     """A traced step / a plain one, and a plain one after traces / one that was never traced."""
-    trained = training(optimizer)
+    trained = training(optimizer, device)
     what = "forward + backward + SGD step" if optimizer else "forward + backward"
     rows: list[Row] = []
     for name, keep in (
@@ -43,7 +43,7 @@ def steps(optimizer: bool, rounds: int) -> list[Row]:
         rows.append((f"traced step, {name}", f"{pairs.cpu:.3f}x", target, f"{what}; {pairs}"))
     pairs = in_turns(trained.step, trained.cloning, rounds)
     rows.append(("hooks that clone, for comparison", f"{pairs.cpu:.3f}x", "", f"{what}; {pairs}"))
-    pairs = in_turns(training(optimizer).step, trained.step, rounds)
+    pairs = in_turns(training(optimizer, device).step, trained.step, rounds)
     rows.append(
         (
             "step after traces / never traced (idle)",
@@ -55,9 +55,9 @@ def steps(optimizer: bool, rounds: int) -> list[Row]:
     return rows
 
 
-def disk(rounds: int) -> list[Row]:
+def disk(rounds: int, device: str) -> list[Row]:
     """Bytes, bandwidth and memory of one whole capture."""
-    trained = training(False)
+    trained = training(False, device)
     trained.step()
     keep = ml.Keep(embedding_rows="all")
     extra = -peak_bytes(trained.step) + peak_bytes(lambda: trained.traced(keep))
@@ -137,11 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-peers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for optimizer in (False, True) for row in steps(optimizer, options.rounds)]
-    rows += disk(options.rounds)
+    place = options.device
+    rows = [row for optimizer in (False, True) for row in steps(optimizer, options.rounds, place)]
+    rows += disk(options.rounds, place)
     rows += [] if options.no_peers else others()
     report("Capture", rows, options.json)
 

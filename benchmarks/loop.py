@@ -80,6 +80,8 @@ def timed(step: Step) -> Spent:
     gc.collect()
     cpu, wall = time.thread_time(), time.perf_counter()
     kept = step()  # a trace is held until the clock stopped: freeing it is not the step's work
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     spent = Spent(time.thread_time() - cpu, time.perf_counter() - wall)
     del kept
     return spent

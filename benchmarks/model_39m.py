@@ -96,7 +96,7 @@ class Model(nn.Module):
         pooled = torch.cat([bag(ids[:, i]) for i, bag in enumerate(self.bags)], dim=1)
         hidden = self.tokens(tokens) + self.mix(self.cross(pooled))[:, None]
         length = tokens.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         for block in self.blocks:
             hidden = block(hidden, mask=mask)
         logits = self.head(self.norm(hidden))
@@ -109,9 +109,10 @@ def batch(size: int = BATCH, length: int = LENGTH) -> tuple[Tensor, Tensor, Tens
     return tokens, torch.randint(ROWS, (size, TABLES, 4)), torch.randint(VOCAB, (size, length))
 
 
-def training(optimizer: bool) -> Loop:
+def training(optimizer: bool, device: str = "cpu") -> Loop:
     """The model in training, from a fixed seed; with SGD, or with gradients dropped each step."""
     torch.manual_seed(0)
-    model = Model()
+    with torch.device(device):
+        model, data = Model(), batch()
     stepper = torch.optim.SGD(model.parameters(), lr=0.01) if optimizer else None
-    return Loop(model, batch(), lambda output: output.loss, stepper)
+    return Loop(model, data, lambda output: output.loss, stepper)

@@ -44,6 +44,7 @@ from modulelens.tree.shards import inside, is_part
 
 _C: Any = torch._C
 _TRANSFORMED = "called inside a transform of torch.func, whose tensors hold no values of their own"
+_GRAPHED = "called while a CUDA graph is captured, where nothing may be copied; trace without it"
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
 
 
@@ -248,6 +249,9 @@ class Watch:
             return
         if _C._functorch.peek_interpreter_stack() is not None:
             self.failures[number] = _TRANSFORMED
+            return
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self.failures[number] = _GRAPHED
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
