@@ -1,4 +1,4 @@
-"""Capture on CUDA, rebuild on CUDA and on the CPU. `scripts/gpu-check` runs these and a benchmark."""
+"""Capture on CUDA, rebuild there and on the CPU. `scripts/gpu-check` runs these and a benchmark."""
 
 from __future__ import annotations
 
