@@ -11,8 +11,8 @@ from torch import nn
 
 from modulelens.capture.select import other_methods
 from modulelens.capture.watch import SeenCall
-from modulelens.capture.wrappers import clean_fqn, own_class
-from modulelens.records import Coverage, CoverageList, Fate
+from modulelens.capture.wrappers import clean_fqn, of_framework, own_class
+from modulelens.records import Coverage, CoverageList, Fate, tensor_refs
 from modulelens.tree import display_path
 
 if TYPE_CHECKING:
@@ -91,10 +91,11 @@ def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, 
     for below in nodes.subtree(number):
         path = nodes.fqns[below][len(nodes.fqns[number]) :].strip(".")
         for name, value in nodes.state_at(below, moment).parameters.items():
-            ref = value.get("$parameter") if isinstance(value, dict) else None
-            rows = trace.snapshots.taken[int(ref.key[1:])].rows if ref and ref.key else None
-            if rows is not None:
-                found[f"{path}.{name}".strip(".")] = (rows.count, rows.total)
+            refs = [*tensor_refs(value, "$parameter"), *tensor_refs(value)]
+            taken = [trace.snapshots.taken[int(ref.key[1:])].rows for ref in refs if ref.key]
+            if rows := [each for each in taken if each is not None]:
+                counts = sum(each.count for each in rows), sum(each.total for each in rows)
+                found[f"{path}.{name}".strip(".")] = counts
     return found
 
 
@@ -123,6 +124,9 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
             recomputes=recomputes,
             table_rows=capture.table_rows,
         )
+    if number in trace.nodes.inner:
+        reason = "its table is looked up by the sharded collection, as a whole"
+        return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
     if not trace.watches:
         reason = "; ".join(trace.warnings) or "no step was traced"
         return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
@@ -198,6 +202,7 @@ def unregistered(model: nn.Module) -> list[str]:
     return [
         f"{clean_fqn(fqn)}{path}".strip(".")
         for fqn, module in model.named_modules()
+        if not of_framework(own_class(type(module)))
         for name, value in vars(module).items()
         if name not in _REGISTERS
         for path, item in _items(f".{name}", value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
 from modulelens.capture.snapshot import Snapshots
+from modulelens.capture.torchrec import Collection, Lookup, sharded
 from modulelens.capture.unchanged import Unchanged
 from modulelens.capture.wrappers import (
     FRAMEWORK_KEYS,
@@ -69,6 +70,10 @@ class Nodes:
         root: The model.
         snapshots: Give tensors their references.
         own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
+
+    Attributes:
+        live: By number, modules that another one stands for in `modules`.
+        inner: Numbers of modules inside those: nobody calls them.
     """
 
     def __init__(self, root: nn.Module, snapshots: Snapshots, own_hooks: set[int]) -> None:
@@ -85,9 +90,21 @@ class Nodes:
         self._unchanged: dict[int, Unchanged] = {}
         self._links: dict[int, tuple[int, ...]] = {}
         self._reach: dict[int, list[int]] = {}
+        self.live: dict[int, nn.Module] = {}
+        self.inner: set[int] = set()
+        self.collections: dict[int, Collection] = {}
+        self.lookups: dict[int, tuple[int, Lookup]] = {}
+        self._weights: dict[int, Callable[[], Any]] = {}
+        shells: tuple[str, ...] = ()
         for fqn, module in root.named_modules():
-            if eager(module) is module:  # a compiled child is the module inside
+            if fqn.startswith(shells) or eager(module) is not module:
+                continue  # a compiled child is the module inside
+            found = sharded(module)
+            if found is None:
                 self._add(module, clean_fqn(fqn))
+            else:
+                shells += (f"{fqn}." if fqn else "",)
+                self._add_collection(found, clean_fqn(fqn))
 
     def _add(self, module: nn.Module, fqn: str) -> int:
         number = self.index[id(module)] = len(self.modules)
@@ -95,6 +112,19 @@ class Nodes:
         self.fqns.append(fqn)
         self.versions.append([])
         return number
+
+    def _add_collection(self, found: Collection, fqn: str) -> None:
+        for live, plain, where in found.pairs():
+            for name, module in plain.named_modules():
+                number = self._add(module, ".".join(filter(None, (fqn, where, name))))
+                self.inner.add(number)
+            number = self.index[id(live)] = self.index[id(plain)]
+            self.inner.remove(number)
+            self.live[number] = live
+        owner = self.index[id(found.live)]
+        self.collections[owner] = found
+        self.lookups |= {self.index[id(each.live)]: (owner, each) for each in found.lookups}
+        self._weights |= {self.index[id(module)]: made for module, made in found.weights()}
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
@@ -158,7 +188,12 @@ class Nodes:
 
     def subtree(self, number: int) -> list[int]:
         """The numbers of the module and all modules below it."""
-        return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+        found = [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+        below = (n for n in found if n != number and n in self.collections)
+        return [
+            *found,
+            *(self.index[id(m)] for n in below for m in [*self.modules[n].modules()][1:]),
+        ]
 
     def reach(self, number: int) -> list[int]:
         """The subtree, the module first, and what plain attributes in it hold, but owners of it."""
@@ -185,18 +220,23 @@ class Nodes:
                 "script: a ScriptModule has no Python class to rebuild from; trace it unscripted",
             )
         try:
-            state = self._own(module)
+            state = self._own(module, self._weights.get(number))
+            if number in self.collections and (refused := self.collections[number].refused):
+                state = dataclasses.replace(state, refused=refused)
             self._link(number, state)
-            self._unchanged[number] = Unchanged(module, self._snapshots.touched)
+            if number not in self._weights:
+                self._unchanged[number] = Unchanged(module, self._snapshots.touched)
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
             why = f"its state cannot be read: {type(error).__name__}: {error}"
             return _unreadable(module, f"opaque_attribute: {why}")
         return state
 
-    def _own(self, module: nn.Module) -> OwnState:
+    def _own(self, module: nn.Module, weight: Callable[[], Any] | None = None) -> OwnState:
         inside = vars(module)
         encoder = Encoder(self._ref, self.refer, self._known)
         parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
+        if weight is not None:
+            parameters["weight"] = weight()
         buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
         attributes: dict[str, Any] = {}
         opaque: dict[str, str] = {}

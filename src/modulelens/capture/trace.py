@@ -65,6 +65,8 @@ class Trace:
         if warmup < 0 or steps < 1:
             raise UsageError(f"warmup={warmup}, steps={steps}: at least 0 and 1")
         self.model, self.wrappers = unwrap(model)
+        found = (fqn for fqn, module in model.named_modules() if module is self.model)
+        self.wrapped_at = next(found, "")
         self.name = name or type(self.model).__name__
         self.keep = keep or Keep()
         self.warmup = warmup
@@ -79,6 +81,8 @@ class Trace:
         self._own_hooks: set[int] = set()
         self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
+        inside = {n for lookup in self.nodes.lookups for n in self.nodes.subtree(lookup)[1:]}
+        self.targets = [number for number in self.targets if number not in inside]
         self.methods = select_methods(self.nodes.modules, self.targets, methods)
         self.watches: list[Watch] = []
         self._outer = model

@@ -110,6 +110,11 @@ class Watch:
         self._hooked: set[int] = set()
         self._sharded = False
         self.waits_for_gradients = False
+        self._ended = False
+        # A table in parts fills other caches of its features than a whole one does.
+        self._spread = {
+            n for n in targets if {*nodes.subtree(n)} & (nodes.collections.keys() | nodes.lookups)
+        }
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
@@ -147,11 +152,18 @@ class Watch:
             tables = large_tables((modules[number] for number in noted), modules)
             self._lookups = Lookups(self.snapshots, tables, self._lock)
             self._lookups.install(self._undo)
+        self._note_collections(noted)
         self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
         if torch.is_grad_enabled():
             self._copy_beside()
+
+    def _note_collections(self, numbers: Iterable[int]) -> None:
+        touched = self.keep.embedding_rows == "touched"
+        for number in self.nodes.collections.keys() & set(numbers):
+            note = functools.partial(self.nodes.collections[number].note, touched=touched)
+            self._guarded(number, note, self.snapshots)
 
     def _copy_beside(self) -> None:
         beside = Beside(self.snapshots.taken[self._first :])
@@ -163,7 +175,7 @@ class Watch:
         put_hook(self._undo, torch_optimizer._global_optimizer_pre_hooks, give_back)
 
     def _mark(self, number: int, hook_id: OwnId) -> None:
-        module = self.nodes.modules[number]
+        module = self.nodes.live.get(number, self.nodes.modules[number])
         # torch hands kwargs to a global pre-hook only where this mark is.
         marks = module._forward_pre_hooks_with_kwargs
         if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
@@ -199,6 +211,7 @@ class Watch:
 
     def remove(self) -> None:
         """Removes all that was installed, in reverse order. Safe to call twice."""
+        self._ended = True
         self._undo.run()
         self._stacks.clear()
 
@@ -206,6 +219,9 @@ class Watch:
 
     def _enter_any(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         number = self.nodes.index.get(id(module))
+        if number in self.nodes.lookups and _C._current_graph_task_id() == -1:
+            owner, lookup = self.nodes.lookups[number]
+            self._guarded(owner, lookup.look_up, *args)
         if number is None or number not in self.targets:
             return
         if number in self._deferred:
@@ -246,6 +262,7 @@ class Watch:
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
+        self._note_collections((number,))
         stack = self._stacks.setdefault(thread, [])
         # All below: who calls this module may have changed them, as a momentum encoder does.
         noted = self.nodes.reach(number)
@@ -268,13 +285,15 @@ class Watch:
             args=encoder.encode(args),
             kwargs=encoder.encode(kwargs),
             leaves=leaves,
-            containers=encoder.count > 1,
+            containers=encoder.count > 1 and not encoder.pending and number not in self._spread,
             method=method,
             nested=any(entry[0] == number for entry in stack),
         )
         call.opaque = encoder.opaque
-        if self.keep.grads:
+        self._await(number, encoder)
+        if not encoder.pending:
             self._watch_gradients(call.grad_input, leaves, encoder.special)
+        if self.keep.grads:
             if self._sharded:  # a weight is another tensor while it is gathered
                 self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call))
@@ -311,12 +330,31 @@ class Watch:
         self._note_mutation(call, args, kwargs)
         leaves: list[tuple[Tensor, TensorRef]] = []
         encoder = self._encoder(leaves)
+        if number in self.nodes.lookups:
+            output = self.nodes.lookups[number][1].output(*args, output)
         call.output = encoder.encode(output)
         call.opaque_output = encoder.opaque
-        if self.keep.grads:
-            self._watch_gradients(call.grad_output, leaves, encoder.special)
+        watch = functools.partial(self._watch_gradients, call.grad_output, leaves, encoder.special)
+        if not encoder.pending:
+            watch()
+        # Of a value inside others the gradients would be counted in the wrong place.
+        alone = any(call.output is place for _, place in encoder.pending)
+        self._await(number, encoder, watch if alone else None)
         call.leaves = []
         self.calls.append(call)
+
+    def _await(self, number: int, encoder: Encoder, then: Callable[[], None] | None = None) -> None:
+        """Values that are not there yet are recorded when the model itself waits for them."""
+
+        def arrived(place: dict[str, Any], value: Any) -> Any:
+            if not self._ended:
+                self._guarded(number, encoder.arrive, place, value)
+                if then is not None:
+                    self._guarded(number, then)
+            return value
+
+        for awaitable, place in encoder.pending:
+            awaitable.callbacks.append(functools.partial(arrived, place))
 
     def _note_mutation(self, call: SeenCall, args: Any, kwargs: Any) -> None:
         unchanged = [not self.snapshots.changed(t, ref) for t, ref in call.leaves]
@@ -337,6 +375,8 @@ class Watch:
     def _watch_gradients(
         self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]], special: list[Tensor]
     ) -> None:
+        if not self.keep.grads:
+            return
         around = {id(inside(tensor)): tensor for tensor in special}
         unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
         for place, plain in enumerate(unique):

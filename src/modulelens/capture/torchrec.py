@@ -1,0 +1,255 @@
+"""Collections of embedding tables that TorchRec spread over the ranks of a job.
+
+A sharded collection stands for a plain one, which is made here without memory: its class, its
+configs and its fqns are recorded, with the values of the tables that lie on this rank. So are the
+lookups inside, each as the plain collection of this rank's tables. Knows where TorchRec keeps what;
+calls no collective, and touches neither what is awaited nor a `ShardedTensor`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from modulelens.capture.init import track_init
+from modulelens.capture.snapshot import Snapshots
+from modulelens.capture.tables import LARGE_BYTES, Rows
+from modulelens.capture.wrappers import of_framework
+from modulelens.context import preserved_rng
+from modulelens.errors import NotRebuildable
+from modulelens.records import TensorRef
+from modulelens.tree.shards import BLOCKS
+
+#: Ways of keeping a table whose memory holds its present values.
+_READABLE = frozenset({"dense", "fused", "fused_uvm", "fused_triton"})
+_KINDS = ("ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection")
+
+
+class Block:
+    """The part of one table that lies on this rank: `at` is its first row and column there."""
+
+    def __init__(self, table: Any) -> None:
+        placed = table.local_metadata
+        self.table = str(table.name)
+        self.at = list(placed.shard_offsets) if placed is not None else [0, 0]
+        self.features = len(table.feature_names)
+        self._live: Tensor | None = None
+        self._copy: Tensor | None = None
+        self._rows: Rows | None = None
+        self._ref: TensorRef | None = None
+
+    def note(self, live: Tensor, snapshots: Snapshots, *, touched: bool) -> None:
+        """Notes its values. The memory is the optimizer's, which writes to it: nothing is shared.
+
+        Args:
+            live: The values.
+            snapshots: Where they go.
+            touched: Of a large one the rows will do that are looked up.
+        """
+        self._live = live = live.detach()
+        if touched and live.nbytes >= LARGE_BYTES:
+            if self._rows is None or not self._rows.same(live):
+                self._rows, self._copy = Rows(live), None
+                self._ref = snapshots.rows_of(live, self._rows)
+        elif self._copy is None or not torch.equal(self._copy, live):
+            self._copy, self._rows = live.clone(), None
+            self._ref = snapshots.ref(self._copy)
+
+    def look_up(self, numbers: Tensor) -> None:
+        """These rows are about to be read."""
+        if self._rows is not None and self._live is not None:
+            self._rows.add(self._live, numbers)
+
+    @property
+    def ref(self) -> TensorRef:
+        """The reference of its values, as they were noted last."""
+        if self._ref is None:
+            raise NotRebuildable(f"{self.table} was not read", reason="not_kept")
+        return self._ref
+
+    def parameter(self) -> Any:
+        """It alone, as a parameter."""
+        spec = msgspec.structs.replace(self.ref.spec, requires_grad=True)
+        return {"$parameter": msgspec.structs.replace(self.ref, spec=spec)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """A part of the collection that reads the tables which lie on this rank in one way.
+
+    `plain` is the collection of these alone; its tables and `blocks` are in the order of features.
+    """
+
+    number: int
+    live: nn.Module
+    plain: nn.Module
+    blocks: list[Block]
+
+    def note(self, snapshots: Snapshots, *, touched: bool) -> None:
+        """Notes the values of its tables."""
+        kernels: Any = self.live._modules["_emb_modules"]
+        values = [v for kernel in kernels for v in kernel.emb_module.split_embedding_weights()]
+        for block, live in zip(self.blocks, values, strict=True):
+            block.note(live, snapshots, touched=touched)
+
+    def look_up(self, features: Any) -> None:
+        """It is called with these features, of all ranks."""
+        bounds, place = features.offset_per_key(), 0
+        for block in self.blocks:
+            low, high = bounds[place], bounds[place + block.features]
+            block.look_up(features.values()[low:high])
+            place += block.features
+
+    def output(self, features: Any, found: Tensor) -> Any:
+        """What the plain collection gives where the lookup gave one tensor."""
+        sparse: Any = sys.modules["torchrec.sparse.jagged_tensor"]
+        plain: Any = self.plain
+        if hasattr(plain, "_lengths_per_embedding"):
+            return sparse.KeyedTensor(
+                plain._embedding_names, plain._lengths_per_embedding, found, key_dim=1
+            )
+        names = [name for names in plain._embedding_names_by_table for name in names]
+        widths = [t.embedding_dim for t in plain._embedding_configs for _ in t.feature_names]
+        counts = features.length_per_key()
+        values = found.split([n * width for n, width in zip(counts, widths, strict=True)])
+        lengths = features.lengths().split(features.stride_per_key())
+        return {
+            name: sparse.JaggedTensor(values=value.view(-1, width), lengths=length)
+            for name, width, value, length in zip(names, widths, values, lengths, strict=True)
+        }
+
+
+class Collection:
+    """A sharded collection and the plain one that it stands for."""
+
+    def __init__(self, live: nn.Module) -> None:
+        self.live = live
+        self._bags = hasattr(type(live), "create_embedding_bag_sharding")
+        inside: Any = vars(live)
+        self._plan = inside["module_sharding_plan"]
+        configs = inside["_embedding_bag_configs" if self._bags else "_embedding_configs"]
+        flag = "is_weighted" if self._bags else "need_indices"
+        self.plain = self._made(_as_given(configs, inside), **{flag: inside[f"_{flag}"]})
+        inner = [_inner(lookup) for lookup in inside["_lookups"]]
+        self.lookups = [
+            self._lookup(i, each) for i, each in enumerate(inner) if each.grouped_configs
+        ]
+        kernels = {str(sharding.compute_kernel) for sharding in self._plan.values()}
+        ways = ", ".join(sorted(kernels - _READABLE))
+        text = f"not_kept: tables kept by the kernel {ways} are not read"
+        self.refused = text if ways else ""
+
+    def pairs(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+        """What is called, the plain collection it stands for, and its path from here."""
+        yield self.live, self.plain, ""
+        for lookup in self.lookups:
+            yield lookup.live, lookup.plain, f"_lookups.{lookup.number}"
+
+    def note(self, snapshots: Snapshots, *, touched: bool) -> None:
+        """Notes the values of all tables that lie on this rank."""
+        self.plain.train(self.live.training)
+        for lookup in self.lookups if not self.refused else ():
+            lookup.note(snapshots, touched=touched)
+
+    def weights(self) -> Iterator[tuple[nn.Module, Any]]:
+        """Each module that holds a table, and what gives the JSON of its weight."""
+        for lookup in self.lookups:
+            for module, block in zip(_tables(lookup.plain), lookup.blocks, strict=True):
+                yield module, block.parameter
+        blocks = [block for lookup in self.lookups for block in lookup.blocks]
+        for module, config in zip(_tables(self.plain), _configs(self.plain), strict=True):
+            own = [block for block in blocks if block.table == config.name]
+            spec = self._plan[config.name].sharding_spec
+            whole = own[0].parameter if spec is None else _Table(config, own, spec.shards).json
+            yield module, whole
+
+    def _lookup(self, number: int, live: Any) -> Lookup:
+        named: Any = sys.modules["torchrec.modules.embedding_configs"]
+        config = named.EmbeddingBagConfig if self._bags else named.EmbeddingConfig
+        blocks, configs = [], []
+        for group, kernel in zip(live.grouped_configs, live._modules["_emb_modules"], strict=True):
+            pooling = {"pooling": named.PoolingType[kernel._pooling.name]} if self._bags else {}
+            for table in group.embedding_tables:
+                blocks.append(Block(table))
+                same = sum(block.table == table.name for block in blocks) - 1
+                configs.append(
+                    config(
+                        name=f"{table.name}_{same}" if same else table.name,
+                        num_embeddings=table.local_rows,
+                        embedding_dim=table.local_cols,
+                        feature_names=list(table.feature_names),
+                        data_type=table.data_type,
+                        **pooling,
+                    )
+                )
+        weighted = {"is_weighted": live.grouped_configs[0].is_weighted} if self._bags else {}
+        return Lookup(number, live, self._made(configs, **weighted), blocks)
+
+    def _made(self, configs: list[Any], **more: Any) -> nn.Module:
+        found: Any = sys.modules["torchrec.modules.embedding_modules"]
+        cls = found.EmbeddingBagCollection if self._bags else found.EmbeddingCollection
+        with track_init(), preserved_rng(), torch.device("meta"):
+            made = cls(tables=configs, **more)
+        made._device = torch.device("cpu")
+        made.train(self.live.training)
+        return made  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    config: Any
+    own: list[Block]
+    shards: list[Any]
+
+    def json(self) -> Any:
+        """The table as this rank's blocks, and where those of all ranks lie."""
+        blocks = [[s.placement.rank(), *s.shard_offsets, *s.shard_sizes] for s in self.shards]
+        local = [{"at": block.at, "block": {"$tensor": block.ref}} for block in self.own]
+        return {
+            BLOCKS: {
+                "shape": [self.config.num_embeddings, self.config.embedding_dim],
+                "ranks": sorted({block[0] for block in blocks}),
+                "blocks": blocks,
+                "local": local,
+                "parameter": True,
+                "requires_grad": True,
+            }
+        }
+
+
+def sharded(module: nn.Module) -> Collection | None:
+    """The collection that a module is, where TorchRec made it of a plain one; else None."""
+    if not of_framework(type(module)) or type(module).__name__ not in _KINDS:
+        return None
+    return Collection(module)
+
+
+def _as_given(configs: list[Any], inside: Any) -> list[Any]:
+    """In the order of the outputs, which is that of the plan."""
+    found: Any = sys.modules["torchrec.modules.embedding_modules"]
+    order = inside.get("_embedding_names", [])
+    places = [
+        min((order.index(name) for name in names if name in order), default=0)
+        for names in found.get_embedding_names_by_table(configs)
+    ]
+    return [configs[i] for i in sorted(range(len(configs)), key=places.__getitem__)]
+
+
+def _inner(lookup: Any) -> Any:
+    return lookup.module if isinstance(lookup, nn.parallel.DistributedDataParallel) else lookup
+
+
+def _tables(plain: Any) -> list[nn.Module]:
+    held = plain.embedding_bags if hasattr(plain, "embedding_bags") else plain.embeddings
+    return list(held.values())
+
+
+def _configs(plain: Any) -> list[Any]:
+    bags = hasattr(plain, "embedding_bags")
+    return plain._embedding_bag_configs if bags else plain._embedding_configs  # type: ignore[no-any-return]
