@@ -1,0 +1,147 @@
+"""Trains each ranking model a few steps on the ranks of a job, and traces one of them.
+
+Started by torch's launcher: `-m tests.distributed.train_ranking REPO KIND ...`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
+
+import modulelens as ml
+from tests.distributed import ranking
+
+Made = tuple[nn.Module, str, list[Any]]
+LARGE = (ranking.LARGE_ROWS, ranking.LARGE_ROWS)
+#: kind -> the model, the path of its collection, how each table lies.
+KINDS: dict[str, Callable[[], Made]] = {
+    "table_wise": lambda: _ranking([table_wise(rank=0), table_wise(rank=1)]),
+    "swapped": lambda: _ranking([table_wise(rank=1), table_wise(rank=0)]),
+    "row_wise": lambda: _ranking([row_wise(), row_wise()]),
+    "column_wise": lambda: _ranking([column_wise(ranks=[0, 1, 0, 1]), column_wise(ranks=[0, 1])]),
+    "data_parallel": lambda: _ranking([data_parallel(), data_parallel()]),
+    "table_row_wise": lambda: _ranking([table_row_wise(host_index=0)] * 2),
+    "grid": lambda: _ranking([grid_shard(host_indexes=[0])] * 2),
+    "mixed": lambda: _ranking([row_wise(), table_wise(rank=1)]),
+    "mean": lambda: _ranking([row_wise(), row_wise()], mean=True),
+    "fused": lambda: _ranking([table_wise(rank=0), row_wise()]),
+    "weighted": lambda: _ranking([table_wise(rank=0), column_wise(ranks=[0, 1])], weighted=True),
+    "large": lambda: _ranking([row_wise(), column_wise(ranks=[0, 1])], rows=LARGE),
+    "pipelined": lambda: _pipelined([table_wise(rank=0), table_wise(rank=1)]),
+    "hands_on": lambda: (
+        ranking.HandsOn(ranking.bags()),
+        "sparse.ebc",
+        [table_wise(rank=0), table_wise(rank=1)],
+    ),
+    "unused": lambda: (
+        ranking.Unused(ranking.bags()),
+        "ebc",
+        [table_wise(rank=0), table_wise(rank=1)],
+    ),
+    "sequences_table_wise": lambda: (
+        ranking.Sequences(),
+        "ec",
+        [table_wise(rank=0), table_wise(rank=1)],
+    ),
+    "sequences_row_wise": lambda: (ranking.Sequences(), "ec", [row_wise(), row_wise()]),
+}
+
+
+def _ranking(hows: list[Any], **options: Any) -> Made:
+    return ranking.Ranking(ranking.bags(**options)), "ebc", hows
+
+
+def _pipelined(hows: list[Any]) -> Made:
+    return ranking.Pipelined(ranking.bags()), "ebc", hows
+
+
+def parallel(made: Made, *, fused: bool) -> DistributedModelParallel:
+    """The model over all ranks. What is `fused` changes its weights within backward."""
+    model, path, hows = made
+    collection: Any = model.get_submodule(path)
+    sequences = isinstance(model, ranking.Sequences)
+    sharder: Any = EmbeddingCollectionSharder() if sequences else EmbeddingBagCollectionSharder()
+    plan = construct_module_sharding_plan(
+        collection,
+        dict(zip(("t1", "t2"), hows, strict=True)),
+        sharder=sharder,
+        local_size=2,
+        world_size=2,
+        device_type="cpu",
+    )
+    if sequences or fused:  # the dense kernel pools on the CPU what it should not
+        for sharding in plan.values():
+            sharding.compute_kernel = "fused"
+    plans = ShardingPlan(plan={path: plan})
+    return DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plans, sharders=[sharder]
+    )
+
+
+def train(kind: str) -> ml.Trace:
+    """Two steps, and one that is traced in between."""
+    torch.manual_seed(0)
+    model = parallel(KINDS[kind](), fused=kind == "fused")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
+    rows = ranking.LARGE_ROWS if kind == "large" else min(ranking.ROWS)
+    batches = [ranking.batch_of(rows, weighted=kind == "weighted") for _ in range(5)]
+    if kind == "pipelined":
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream = iter(batches)
+        pipeline.progress(stream)
+        with ml.trace(model, name=kind, keep=ml.Keep(grads=True)) as trace:
+            pipeline.progress(stream)
+        pipeline.progress(stream)
+        return trace
+
+    def step(batch: ranking.Batch) -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(batches[0])
+    with ml.trace(model, name=kind, keep=ml.Keep(grads=True)) as trace:
+        step(batches[1])
+    step(batches[2])
+    return trace
+
+
+def main(repo: str, kinds: list[str]) -> None:
+    """Stores what each rank traced; nothing is verified here."""
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
+    for kind in kinds:
+        trace = train(kind)
+        for told in (*trace.coverage, *trace.warnings):
+            print(f"{dist.get_rank()} {kind}: {told}", flush=True)
+        ml.Repo(repo).add(trace, verify=False)
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:] or list(KINDS))
+    sys.stdout.flush()
+    os._exit(0)
