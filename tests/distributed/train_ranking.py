@@ -5,15 +5,18 @@ Started by torch's launcher: `-m tests.distributed.train_ranking REPO KIND ...`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed import ranking
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -31,7 +34,6 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 
 import modulelens as ml
-from tests.distributed import ranking
 
 Made = tuple[nn.Module, str, list[Any]]
 LARGE = (ranking.LARGE_ROWS, ranking.LARGE_ROWS)
@@ -46,7 +48,9 @@ KINDS: dict[str, Callable[[], Made]] = {
     "grid": lambda: _ranking([grid_shard(host_indexes=[0])] * 2),
     "mixed": lambda: _ranking([row_wise(), table_wise(rank=1)]),
     "mean": lambda: _ranking([row_wise(), row_wise()], mean=True),
-    "fused": lambda: _ranking([table_wise(rank=0), row_wise()]),
+    "alone": lambda: _ranking([table_wise(rank=0), row_wise()]),
+    "shapes": lambda: _ranking([table_wise(rank=0), row_wise()]),
+    "steps": lambda: _ranking([table_wise(rank=0), table_wise(rank=1)], rows=LARGE),
     "weighted": lambda: _ranking([table_wise(rank=0), column_wise(ranks=[0, 1])], weighted=True),
     "large": lambda: _ranking([row_wise(), column_wise(ranks=[0, 1])], rows=LARGE),
     "pipelined": lambda: _pipelined([table_wise(rank=0), table_wise(rank=1)]),
@@ -101,12 +105,12 @@ def parallel(made: Made, *, fused: bool) -> DistributedModelParallel:
 
 
 def train(kind: str) -> ml.Trace:
-    """Two steps, and one that is traced in between."""
+    """Some steps, of which one is traced; two of the kind `steps`."""
     torch.manual_seed(0)
-    model = parallel(KINDS[kind](), fused=kind == "fused")
+    model = parallel(KINDS[kind](), fused=kind in ("large", "steps"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
-    rows = ranking.LARGE_ROWS if kind == "large" else min(ranking.ROWS)
+    rows = ranking.LARGE_ROWS if kind in ("large", "steps") else min(ranking.ROWS)
     batches = [ranking.batch_of(rows, weighted=kind == "weighted") for _ in range(5)]
     if kind == "pipelined":
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
@@ -123,9 +127,13 @@ def train(kind: str) -> ml.Trace:
         optimizer.zero_grad()
 
     step(batches[0])
-    with ml.trace(model, name=kind, keep=ml.Keep(grads=True)) as trace:
+    keep = ml.Keep(grads=True, weights="shape" if kind == "shapes" else "full")
+    trace = ml.trace(model, name=kind, keep=keep, steps=2 if kind == "steps" else 1)
+    traced = kind != "alone" or dist.get_rank() == 0
+    with trace if traced else contextlib.nullcontext():
         step(batches[1])
-    step(batches[2])
+        step(batches[2])
+    step(batches[3])
     return trace
 
 
@@ -135,9 +143,12 @@ def main(repo: str, kinds: list[str]) -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
     for kind in kinds:
         trace = train(kind)
-        for told in (*trace.coverage, *trace.warnings):
-            print(f"{dist.get_rank()} {kind}: {told}", flush=True)
-        ml.Repo(repo).add(trace, verify=False)
+        lines = [f"{found.fqn}: {found}" for found in trace.coverage] + trace.warnings
+        text = "".join(f"{kind}/{line}\n" for line in lines)
+        with Path(f"{repo}.{dist.get_rank()}").open("a") as told:
+            told.write(text)
+        if trace.captures:
+            ml.Repo(repo).add(trace, verify=False)
         dist.barrier()
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.select import other_methods
-from modulelens.capture.watch import SeenCall
 from modulelens.capture.wrappers import clean_fqn, of_framework, own_class
 from modulelens.records import Coverage, CoverageList, Fate, tensor_refs
 from modulelens.tree import display_path

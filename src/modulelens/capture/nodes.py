@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
 from modulelens.capture.snapshot import Snapshots
-from modulelens.capture.torchrec import Collection, Lookup, sharded
+from modulelens.capture.torchrec import Collection, Lookup, is_spread, sharded
 from modulelens.capture.unchanged import Unchanged
 from modulelens.capture.wrappers import (
     FRAMEWORK_KEYS,
@@ -214,11 +214,8 @@ class Nodes:
 
     def _state(self, number: int) -> OwnState:
         module = self.modules[number]
-        if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
-            return _unreadable(
-                module,
-                "script: a ScriptModule has no Python class to rebuild from; trace it unscripted",
-            )
+        if refused := _stateless(module):
+            return _unreadable(module, refused)
         try:
             state = self._own(module, self._weights.get(number))
             if number in self.collections and (refused := self.collections[number].refused):
@@ -335,6 +332,15 @@ def _unreadable(module: nn.Module, refused: str) -> OwnState:
         opaque={},
         refused=refused,
     )
+
+
+def _stateless(module: nn.Module) -> str:
+    """Why nothing of the module can be read at all; empty where it can."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "script: a ScriptModule has no Python class to rebuild from; trace it unscripted"
+    if is_spread(module):
+        return f"sharded: there is no rule for {type(module).__name__}, which lies on several ranks"
+    return ""
 
 
 def _refusal(module: nn.Module, cls: type, forward: str | None) -> str:

@@ -321,12 +321,9 @@ class Snapshots:
         if storage.nbytes() != snapshot.nbytes:
             return False
         if not tensor.is_cpu or snapshot.rows is not None:
-            same_place = _base(tensor) == snapshot.base
-            same = same_place and snapshot.version == _version(tensor) >= 0
-            written = (
-                same and snapshot.rows and not self._holding and not snapshot.rows.same(tensor)
-            )
-            return same and not written
+            same = _base(tensor) == snapshot.base and snapshot.version == _version(tensor) >= 0
+            looked_up = None if self._holding else snapshot.rows
+            return same and (looked_up is None or looked_up.same(tensor))
         low, high = _extent(tensor)
         if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
             return False

@@ -230,6 +230,13 @@ def sharded(module: nn.Module) -> Collection | None:
     return Collection(module)
 
 
+def is_spread(module: nn.Module) -> bool:
+    """Whether it is one of TorchRec's modules over ranks."""
+    return any(
+        base.__name__ == "ShardedModule" and of_framework(base) for base in type(module).__mro__
+    )
+
+
 def _as_given(configs: list[Any], inside: Any) -> list[Any]:
     """In the order of the outputs, which is that of the plan."""
     found: Any = sys.modules["torchrec.modules.embedding_modules"]

@@ -8,7 +8,6 @@ Nothing here may raise into the user's code: a failure becomes the module's fate
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import threading
@@ -35,43 +34,15 @@ from modulelens.capture.keep import Keep
 from modulelens.capture.lookups import Lookups, large_tables
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.snapshot import Snapshots
-from modulelens.context import AmbientWatch, RngState, RngWatch
-from modulelens.records import Ambient, TensorRef
+from modulelens.context import AmbientWatch, RngWatch
+from modulelens.records import TensorRef
 from modulelens.tree import Encoder
 from modulelens.tree.shards import inside, is_part
 
 _C: Any = torch._C
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class SeenCall:
-    """One call as it was seen. `args` ... `output` are structures over snapshot references.
-
-    `nested` is a call inside another call of the same module.
-    """
-
-    number: int
-    step: int
-    thread: int
-    ambient: Ambient
-    rng: RngState
-    entered: int
-    args: Any
-    kwargs: Any
-    leaves: list[tuple[Tensor, TensorRef]]
-    containers: bool
-    left: int = 0
-    output: Any = None
-    args_after: Any = None
-    kwargs_after: Any = None
-    method: str = "forward"
-    nested: bool = False
-    opaque: list[str] = dataclasses.field(default_factory=list)
-    opaque_output: list[str] = dataclasses.field(default_factory=list)
-    grad_output: dict[str, Any] = dataclasses.field(default_factory=dict)
-    grad_input: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Watch:
@@ -152,6 +123,9 @@ class Watch:
             tables = large_tables((modules[number] for number in noted), modules)
             self._lookups = Lookups(self.snapshots, tables, self._lock)
             self._lookups.install(self._undo)
+        self._note_collections(
+            {self.nodes.lookups[n][0] for n in noted & self.nodes.lookups.keys()}
+        )
         self._note_collections(noted)
         self.nodes.note(sorted(noted))
         if self.keep.grads:
@@ -293,9 +267,8 @@ class Watch:
         self._await(number, encoder)
         if not encoder.pending:
             self._watch_gradients(call.grad_input, leaves, encoder.special)
-        if self.keep.grads:
-            if self._sharded:  # a weight is another tensor while it is gathered
-                self._watch_parameters(self.nodes.reach(number))
+        if self.keep.grads and self._sharded:  # a weight is another tensor while it is gathered
+            self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call))
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
@@ -331,7 +304,7 @@ class Watch:
         leaves: list[tuple[Tensor, TensorRef]] = []
         encoder = self._encoder(leaves)
         if number in self.nodes.lookups:
-            output = self.nodes.lookups[number][1].output(*args, output)
+            output = self.nodes.lookups[number][1].output(args[0], output)
         call.output = encoder.encode(output)
         call.opaque_output = encoder.opaque
         watch = functools.partial(self._watch_gradients, call.grad_output, leaves, encoder.special)

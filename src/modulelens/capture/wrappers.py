@@ -38,7 +38,7 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
             inner = model.module
             wrappers.append(type(model).__name__)
         elif any(base.__name__ == "DistributedModelParallel" for base in type(model).__mro__):
-            inner = model._modules["_dmp_wrapped_module"]
+            inner = model._modules["_dmp_wrapped_module"] or model
             wrappers.append(type(model).__name__)
         else:
             return model, wrappers

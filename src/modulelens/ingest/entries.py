@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from modulelens.capture import Capture, Trace
 from modulelens.capture.nodes import LAZY
 from modulelens.capture.reach import reached
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.source import source_of
-from modulelens.capture.watch import SeenCall
 from modulelens.capture.wrappers import clean_fqn, own_class
 from modulelens.context import RngState
 from modulelens.environment import is_own
