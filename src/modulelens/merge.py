@@ -96,7 +96,7 @@ class _Merge:
             values = {name: self.value([getattr(n, name) for n in nodes]) for name in _NODE_VALUES}
             for name, value in values["parameters"].items():
                 if (ref := _parameter(value)) and ref.rows is not None:
-                    self._rows[f"{path}{name}"] = ref.rows, ref.spec.shape[0]
+                    self._rows.setdefault(f"{path}{name}", (ref.rows, ref.spec.shape[0]))
             data = to_json(msgspec.structs.replace(nodes[0], children=children, **values))
             self._texts.append(data)
             self._nodes[digests] = self._put(data)
