@@ -80,9 +80,9 @@ def _param_grads(trace: Trace, number: int) -> dict[str, Any]:
     watch, nodes = trace.watches[0], trace.nodes
     paths = {n: nodes.fqns[n][len(nodes.fqns[number]) :].strip(".") for n in nodes.subtree(number)}
     return {
-        f"{paths[owner]}.{name}".strip("."): watch.param_grads[key]
+        f"{paths[owner]}.{name}".strip("."): watch.gradients.of_parameters[key]
         for (owner, name), key in watch.grad_places.items()
-        if owner in paths and key in watch.param_grads
+        if owner in paths and key in watch.gradients.of_parameters
     }
 
 
@@ -184,7 +184,7 @@ def missed(trace: Trace) -> list[str]:
                 why = instead if name in vars(module) else "not called by its name in the steps"
                 found.append(f"no call of {name!r} of {fqn} was recorded: {why}")
     for watch in trace.watches:
-        if watch.waits_for_gradients:
+        if watch.gradients.awaited:
             found.append(
                 f"no gradient arrived in traced step {watch.step}: backward did not run before it"
                 " ended, and the next outermost call ends it; for a backward over several calls"

@@ -29,6 +29,7 @@ from modulelens.capture.wrappers import (
     is_framework_hook,
     own_class,
 )
+from modulelens.errors import NotRebuildable
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
 from modulelens.tree.shards import PART
@@ -92,6 +93,8 @@ class Nodes:
         self._reach: dict[int, list[int]] = {}
         self.live: dict[int, nn.Module] = {}
         self.inner: set[int] = set()
+        self._stand_ins: set[int] = set()
+        self._current: set[int] = set()
         self.collections: dict[int, Collection] = {}
         self.lookups: dict[int, tuple[int, Lookup]] = {}
         self._weights: dict[int, Callable[[], Any]] = {}
@@ -116,15 +119,21 @@ class Nodes:
     def _add_collection(self, found: Collection, fqn: str) -> None:
         for live, plain, where in found.pairs():
             for name, module in plain.named_modules():
-                number = self._add(module, ".".join(filter(None, (fqn, where, name))))
-                self.inner.add(number)
+                self.inner.add(self._add(module, ".".join(filter(None, (fqn, where, name)))))
             number = self.index[id(live)] = self.index[id(plain)]
             self.inner.remove(number)
             self.live[number] = live
+        self._stand_ins |= {self.index[id(module)] for module in found.modules()}
         owner = self.index[id(found.live)]
         self.collections[owner] = found
         self.lookups |= {self.index[id(each.live)]: (owner, each) for each in found.lookups}
-        self._weights |= {self.index[id(module)]: made for module, made in found.weights()}
+        self._weights |= {self.index[id(module)]: made for module, made in found.weights}
+
+    def note_tables(self, number: int, *, touched: bool) -> None:
+        """Notes the present values of the tables of a sharded collection."""
+        found = self.collections[number]
+        if found.note(self._snapshots, touched=touched):
+            self._current.difference_update(self.index[id(module)] for module in found.modules())
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
@@ -147,7 +156,7 @@ class Nodes:
             for number in numbers:
                 versions = self.versions[number]
                 watch = self._unchanged.get(number)
-                if watch is not None and watch.still():
+                if number in self._current or (watch is not None and watch.still()):
                     continue
                 state = self._state(number)
                 if not versions or versions[-1][1] != state:
@@ -218,11 +227,13 @@ class Nodes:
             return _unreadable(module, refused)
         try:
             state = self._own(module, self._weights.get(number))
-            if number in self.collections and (refused := self.collections[number].refused):
-                state = dataclasses.replace(state, refused=refused)
             self._link(number, state)
-            if number not in self._weights:
+            if number in self._stand_ins:  # only what `note_tables` notes changes
+                self._current.add(number)
+            else:
                 self._unchanged[number] = Unchanged(module, self._snapshots.touched)
+        except NotRebuildable as error:
+            return _unreadable(module, f"{error.reason}: {error.message}")
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
             why = f"its state cannot be read: {type(error).__name__}: {error}"
             return _unreadable(module, f"opaque_attribute: {why}")

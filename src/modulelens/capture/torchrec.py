@@ -9,8 +9,9 @@ calls no collective, and touches neither what is awaited nor a `ShardedTensor`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -28,15 +29,15 @@ from modulelens.tree.shards import BLOCKS
 
 #: Ways of keeping a table whose memory holds its present values.
 _READABLE = frozenset({"dense", "fused", "fused_uvm", "fused_triton"})
-_KINDS = ("ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection")
+_BAGS, _SEQUENCES = "ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection"
 
 
 class Block:
     """The part of one table that lies on this rank: `at` is its first row and column there."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, kernel: str) -> None:
         placed = table.local_metadata
-        self.table = str(table.name)
+        self.table, self.kernel = str(table.name), kernel
         self.at = list(placed.shard_offsets) if placed is not None else [0, 0]
         self.features = len(table.feature_names)
         self._live: Tensor | None = None
@@ -44,22 +45,31 @@ class Block:
         self._rows: Rows | None = None
         self._ref: TensorRef | None = None
 
-    def note(self, live: Tensor, snapshots: Snapshots, *, touched: bool) -> None:
+    def note(self, live: Tensor, snapshots: Snapshots, *, touched: bool) -> bool:
         """Notes its values. The memory is the optimizer's, which writes to it: nothing is shared.
 
         Args:
             live: The values.
             snapshots: Where they go.
             touched: Of a large one the rows will do that are looked up.
+
+        Returns:
+            Whether they are others than before.
         """
         self._live = live = live.detach()
+        if self.kernel not in _READABLE:
+            return False
         if touched and live.nbytes >= LARGE_BYTES:
-            if self._rows is None or not self._rows.same(live):
-                self._rows, self._copy = Rows(live), None
-                self._ref = snapshots.rows_of(live, self._rows)
-        elif self._copy is None or not torch.equal(self._copy, live):
-            self._copy, self._rows = live.clone(), None
+            if self._rows is not None and self._rows.same(live):
+                return False
+            self._rows = Rows(live)
+            self._ref = snapshots.rows_of(live, self._rows)
+        else:
+            if self._copy is not None and torch.equal(self._copy, live):
+                return False
+            self._copy = live.clone()
             self._ref = snapshots.ref(self._copy)
+        return True
 
     def look_up(self, numbers: Tensor) -> None:
         """These rows are about to be read."""
@@ -68,9 +78,14 @@ class Block:
 
     @property
     def ref(self) -> TensorRef:
-        """The reference of its values, as they were noted last."""
+        """The reference of its values, as they were noted last.
+
+        Raises:
+            NotRebuildable: They cannot be read.
+        """
         if self._ref is None:
-            raise NotRebuildable(f"{self.table} was not read", reason="not_kept")
+            text = f"the values of {self.table}, kept by the kernel {self.kernel!r}, were not read"
+            raise NotRebuildable(text, reason="not_kept")
         return self._ref
 
     def parameter(self) -> Any:
@@ -91,12 +106,13 @@ class Lookup:
     plain: nn.Module
     blocks: list[Block]
 
-    def note(self, snapshots: Snapshots, *, touched: bool) -> None:
-        """Notes the values of its tables."""
+    def note(self, snapshots: Snapshots, *, touched: bool) -> bool:
+        """Notes the values of its tables; whether there are new ones."""
         kernels: Any = self.live._modules["_emb_modules"]
         values = [v for kernel in kernels for v in kernel.emb_module.split_embedding_weights()]
-        for block, live in zip(self.blocks, values, strict=True):
-            block.note(live, snapshots, touched=touched)
+        pairs = zip(self.blocks, values, strict=True)
+        new = [block.note(live, snapshots, touched=touched) for block, live in pairs]
+        return any(new)
 
     def look_up(self, features: Any) -> None:
         """It is called with these features, of all ranks."""
@@ -130,9 +146,8 @@ class Collection:
 
     def __init__(self, live: nn.Module) -> None:
         self.live = live
-        self._bags = hasattr(type(live), "create_embedding_bag_sharding")
+        self._bags = type(live).__name__ == _BAGS
         inside: Any = vars(live)
-        self._plan = inside["module_sharding_plan"]
         configs = inside["_embedding_bag_configs" if self._bags else "_embedding_configs"]
         flag = "is_weighted" if self._bags else "need_indices"
         self.plain = self._made(_as_given(configs, inside), **{flag: inside[f"_{flag}"]})
@@ -140,10 +155,7 @@ class Collection:
         self.lookups = [
             self._lookup(i, each) for i, each in enumerate(inner) if each.grouped_configs
         ]
-        kernels = {str(sharding.compute_kernel) for sharding in self._plan.values()}
-        ways = ", ".join(sorted(kernels - _READABLE))
-        text = f"not_kept: tables kept by the kernel {ways} are not read"
-        self.refused = text if ways else ""
+        self.weights = list(self._weights(inside["module_sharding_plan"]))
 
     def pairs(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
         """What is called, the plain collection it stands for, and its path from here."""
@@ -151,13 +163,21 @@ class Collection:
         for lookup in self.lookups:
             yield lookup.live, lookup.plain, f"_lookups.{lookup.number}"
 
-    def note(self, snapshots: Snapshots, *, touched: bool) -> None:
-        """Notes the values of all tables that lie on this rank."""
-        self.plain.train(self.live.training)
-        for lookup in self.lookups if not self.refused else ():
-            lookup.note(snapshots, touched=touched)
+    def modules(self) -> Iterator[nn.Module]:
+        """All that stand for something here."""
+        for _, plain, _ in self.pairs():
+            yield from plain.modules()
 
-    def weights(self) -> Iterator[tuple[nn.Module, Any]]:
+    def note(self, snapshots: Snapshots, *, touched: bool) -> bool:
+        """Notes the values of all tables that lie on this rank; whether there are new ones."""
+        new = [lookup.note(snapshots, touched=touched) for lookup in self.lookups]
+        if self.plain.training is not self.live.training:
+            for module in self.modules():
+                module.training = self.live.training
+            new.append(True)
+        return any(new)
+
+    def _weights(self, plan: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
         """Each module that holds a table, and what gives the JSON of its weight."""
         for lookup in self.lookups:
             for module, block in zip(_tables(lookup.plain), lookup.blocks, strict=True):
@@ -165,9 +185,11 @@ class Collection:
         blocks = [block for lookup in self.lookups for block in lookup.blocks]
         for module, config in zip(_tables(self.plain), _configs(self.plain), strict=True):
             own = [block for block in blocks if block.table == config.name]
-            spec = self._plan[config.name].sharding_spec
-            whole = own[0].parameter if spec is None else _Table(config, own, spec.shards).json
-            yield module, whole
+            spec = plan[config.name].sharding_spec
+            if spec is None:  # each rank has all of it
+                yield module, own[0].parameter
+            else:
+                yield module, functools.partial(_in_blocks, config, own, spec.shards)
 
     def _lookup(self, number: int, live: Any) -> Lookup:
         named: Any = sys.modules["torchrec.modules.embedding_configs"]
@@ -176,7 +198,7 @@ class Collection:
         for group, kernel in zip(live.grouped_configs, live._modules["_emb_modules"], strict=True):
             pooling = {"pooling": named.PoolingType[kernel._pooling.name]} if self._bags else {}
             for table in group.embedding_tables:
-                blocks.append(Block(table))
+                blocks.append(Block(table, group.compute_kernel.value))
                 same = sum(block.table == table.name for block in blocks) - 1
                 configs.append(
                     config(
@@ -201,33 +223,14 @@ class Collection:
         return made  # type: ignore[no-any-return]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    config: Any
-    own: list[Block]
-    shards: list[Any]
-
-    def json(self) -> Any:
-        """The table as this rank's blocks, and where those of all ranks lie."""
-        blocks = [[s.placement.rank(), *s.shard_offsets, *s.shard_sizes] for s in self.shards]
-        local = [{"at": block.at, "block": {"$tensor": block.ref}} for block in self.own]
-        return {
-            BLOCKS: {
-                "shape": [self.config.num_embeddings, self.config.embedding_dim],
-                "ranks": sorted({block[0] for block in blocks}),
-                "blocks": blocks,
-                "local": local,
-                "parameter": True,
-                "requires_grad": True,
-            }
-        }
-
-
 def sharded(module: nn.Module) -> Collection | None:
     """The collection that a module is, where TorchRec made it of a plain one; else None."""
-    if not of_framework(type(module)) or type(module).__name__ not in _KINDS:
+    if not of_framework(type(module)) or type(module).__name__ not in (_BAGS, _SEQUENCES):
         return None
-    return Collection(module)
+    try:
+        return Collection(module)
+    except Exception:  # noqa: BLE001 - boundary: another TorchRec may keep it all elsewhere
+        return None
 
 
 def is_spread(module: nn.Module) -> bool:
@@ -246,6 +249,21 @@ def _as_given(configs: list[Any], inside: Any) -> list[Any]:
         for names in found.get_embedding_names_by_table(configs)
     ]
     return [configs[i] for i in sorted(range(len(configs)), key=places.__getitem__)]
+
+
+def _in_blocks(config: Any, own: list[Block], shards: list[Any]) -> Any:
+    """A table as this rank's blocks, and where those of all ranks lie."""
+    blocks = [[s.placement.rank(), *s.shard_offsets, *s.shard_sizes] for s in shards]
+    return {
+        BLOCKS: {
+            "shape": [config.num_embeddings, config.embedding_dim],
+            "ranks": sorted({block[0] for block in blocks}),
+            "blocks": blocks,
+            "local": [{"at": block.at, "block": {"$tensor": block.ref}} for block in own],
+            "parameter": True,
+            "requires_grad": True,
+        }
+    }
 
 
 def _inner(lookup: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from modulelens.capture.beside import Beside
+from modulelens.capture.gradients import Gradients
 from modulelens.capture.hook import (
     OwnHook,
     OwnId,
@@ -39,7 +40,7 @@ from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngWatch
 from modulelens.records import TensorRef
 from modulelens.tree import Encoder
-from modulelens.tree.shards import inside, is_part
+from modulelens.tree.shards import is_part
 
 _C: Any = torch._C
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
@@ -76,11 +77,9 @@ class Watch:
         self.counts: dict[int, int] = dict.fromkeys(self.targets, 0)
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
-        self.param_grads: dict[int, Any] = {}
         self.grad_places: dict[tuple[int, str], int] = {}
         self._hooked: set[int] = set()
         self._sharded = False
-        self.waits_for_gradients = False
         self._ended = False
         # A table in parts fills other caches of its features than a whole one does.
         self._spread = {
@@ -94,6 +93,7 @@ class Watch:
         self._lock = threading.RLock()
         self._deferred: set[int] = set()
         self._lookups = Lookups(snapshots, (), self._lock)
+        self.gradients = Gradients(snapshots.ref, self._undo, self._lock)
         self._first = len(snapshots.taken)
 
     # ---- install and remove
@@ -123,21 +123,20 @@ class Watch:
             tables = large_tables((modules[number] for number in noted), modules)
             self._lookups = Lookups(self.snapshots, tables, self._lock)
             self._lookups.install(self._undo)
-        self._note_collections(
-            {self.nodes.lookups[n][0] for n in noted & self.nodes.lookups.keys()}
-        )
-        self._note_collections(noted)
+        owners = (self.nodes.lookups[n][0] for n in noted & self.nodes.lookups.keys())
+        self._note_tables(noted.union(owners))
         self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
         if torch.is_grad_enabled():
             self._copy_beside()
 
-    def _note_collections(self, numbers: Iterable[int]) -> None:
-        touched = self.keep.embedding_rows == "touched"
+    def _note_tables(self, numbers: Iterable[int]) -> None:
+        note = functools.partial(
+            self.nodes.note_tables, touched=self.keep.embedding_rows == "touched"
+        )
         for number in self.nodes.collections.keys() & set(numbers):
-            note = functools.partial(self.nodes.collections[number].note, touched=touched)
-            self._guarded(number, note, self.snapshots)
+            self._guarded(number, note, number)
 
     def _copy_beside(self) -> None:
         beside = Beside(self.snapshots.taken[self._first :])
@@ -170,6 +169,7 @@ class Watch:
         wrap_function(self._undo, "ctc_loss", unshared)
 
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
+        arrived = self.gradients.parameter
         for number in numbers:
             for name, parameter in self.nodes.modules[number]._parameters.items():
                 if parameter is None or isinstance(parameter, LAZY):
@@ -179,7 +179,9 @@ class Watch:
                 key = id(parameter)
                 if key not in self._hooked:
                     self._hooked.add(key)
-                    hook_gradient(self._undo, parameter, functools.partial(self._param_grad, key))
+                    hook_gradient(
+                        self._undo, parameter, functools.partial(arrived, key, self._lookups.ref)
+                    )
                 self._sharded |= is_part(parameter)
                 self.grad_places[number, name] = key
 
@@ -236,7 +238,7 @@ class Watch:
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
-        self._note_collections((number,))
+        self._note_tables((number,))
         stack = self._stacks.setdefault(thread, [])
         # All below: who calls this module may have changed them, as a momentum encoder does.
         noted = self.nodes.reach(number)
@@ -265,8 +267,8 @@ class Watch:
         )
         call.opaque = encoder.opaque
         self._await(number, encoder)
-        if not encoder.pending:
-            self._watch_gradients(call.grad_input, leaves, encoder.special)
+        if self.keep.grads and not encoder.pending:
+            self.gradients.watch(call.grad_input, leaves, encoder.special)
         if self.keep.grads and self._sharded:  # a weight is another tensor while it is gathered
             self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call))
@@ -307,12 +309,12 @@ class Watch:
             output = self.nodes.lookups[number][1].output(args[0], output)
         call.output = encoder.encode(output)
         call.opaque_output = encoder.opaque
-        watch = functools.partial(self._watch_gradients, call.grad_output, leaves, encoder.special)
-        if not encoder.pending:
+        watch = functools.partial(self.gradients.watch, call.grad_output, leaves, encoder.special)
+        if self.keep.grads and not encoder.pending:
             watch()
         # Of a value inside others the gradients would be counted in the wrong place.
         alone = any(call.output is place for _, place in encoder.pending)
-        self._await(number, encoder, watch if alone else None)
+        self._await(number, encoder, watch if self.keep.grads and alone else None)
         call.leaves = []
         self.calls.append(call)
 
@@ -342,49 +344,6 @@ class Watch:
         after = encoder.encode(args), encoder.encode(kwargs)
         if after != (call.args, call.kwargs):
             call.args_after, call.kwargs_after = after
-
-    # ---- gradients
-
-    def _watch_gradients(
-        self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]], special: list[Tensor]
-    ) -> None:
-        if not self.keep.grads:
-            return
-        around = {id(inside(tensor)): tensor for tensor in special}
-        unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
-        for place, plain in enumerate(unique):
-            tensor = around.get(id(plain), plain)
-            if tensor.requires_grad and torch.is_grad_enabled():
-                self.waits_for_gradients = True
-                self._undo.add(self._watch_gradient(into, str(place), tensor).remove)
-
-    def _watch_gradient(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
-        node, number = tensor.grad_fn, tensor.output_nr
-        if node is None:
-            leaf: Any = functools.partial(self._add_gradient, into, place)
-            leaf.__torch_unserializable__ = True  # else saving this tensor would warn
-            return tensor.register_hook(leaf)
-
-        def arrived(grads: tuple[Tensor | None, ...]) -> None:
-            if (grad := grads[number]) is not None:
-                self._add_gradient(into, place, grad)
-
-        # At the node: what arrives there has passed the hooks that the user put on the tensor.
-        return node.register_prehook(arrived)
-
-    def _param_grad(self, parameter: int, grad: Tensor) -> None:
-        ref = functools.partial(self._lookups.ref, parameter)
-        self._add_gradient(self.param_grads, parameter, grad, ref)
-
-    def _add_gradient(self, into: dict[Any, Any], key: Any, grad: Tensor, ref: Any = None) -> None:
-        # A list: several backward passes of one step add up, which is done when it is stored.
-        try:
-            with self._lock:
-                encoder = Encoder(ref or self.snapshots.ref)
-                into.setdefault(key, []).append(encoder.encode(grad))
-                self.waits_for_gradients = False
-        except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
-            into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]
 
 
 def _unhush() -> None:
