@@ -1,7 +1,7 @@
 """A table of 10 million rows over two ranks: what a trace of one step keeps, and what it costs.
 
-`python benchmarks/big_table.py [--rows N] [--json FILE]` starts both ranks, on the CPU. The table is
-row-wise over them, and its optimizer runs within backward: a copy of it would show in the memory.
+`python benchmarks/big_table.py [--rows N] [--json FILE]` starts both ranks, on the CPU. The rows
+are spread over them, and the optimizer runs within backward: a copy would show in the memory.
 """
 
 from __future__ import annotations

@@ -168,6 +168,13 @@ def test_values_that_changed_in_backward_are_those_before(job: Job) -> None:
     assert calls.metadata.calls[0].node != calls.metadata.calls[1].node
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_training_goes_as_without_the_trace(job: Job, rank: int) -> None:
+    found = [line for line in job.told[rank].splitlines() if "as without the trace" in line]
+    assert len(found) == 5
+    assert all(line.endswith(": True") for line in found)
+
+
 def test_outputs_follow_the_plan(job: Job) -> None:
     assert job.whole("table_wise/ebc").outputs().keys() == ["f1", "f3", "f2"]
     assert job.whole("swapped/ebc").outputs().keys() == ["f2", "f1", "f3"]

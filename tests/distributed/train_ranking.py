@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed import ranking
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -37,6 +37,8 @@ import modulelens as ml
 
 Made = tuple[nn.Module, str, list[Any]]
 LARGE = (ranking.LARGE_ROWS, ranking.LARGE_ROWS)
+#: What is also trained without a trace, to compare.
+UNDISTURBED = ("column_wise", "large", "pipelined", "hands_on", "sequences_row_wise")
 #: kind -> the model, the path of its collection, how each table lies.
 KINDS: dict[str, Callable[[], Made]] = {
     "table_wise": lambda: _ranking([table_wise(rank=0), table_wise(rank=1)]),
@@ -104,49 +106,54 @@ def parallel(made: Made, *, fused: bool) -> DistributedModelParallel:
     )
 
 
-def train(kind: str) -> ml.Trace:
-    """Some steps, of which one is traced; two of the kind `steps`."""
+def train(kind: str, *, traced: bool) -> tuple[ml.Trace, list[Tensor]]:
+    """Four steps, of which the second is traced; also the third of the kind `steps`.
+
+    Returns:
+        The trace, and what came of the training: each step's scores and all weights.
+    """
     torch.manual_seed(0)
     model = parallel(KINDS[kind](), fused=kind in ("large", "steps"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     rows = ranking.LARGE_ROWS if kind in ("large", "steps") else min(ranking.ROWS)
-    batches = [ranking.batch_of(rows, weighted=kind == "weighted") for _ in range(5)]
-    if kind == "pipelined":
-        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        stream = iter(batches)
-        pipeline.progress(stream)
-        with ml.trace(model, name=kind, keep=ml.Keep(grads=True)) as trace:
-            pipeline.progress(stream)
-        pipeline.progress(stream)
-        return trace
+    batches = [ranking.batch_of(rows, weighted=kind == "weighted") for _ in range(6)]
+    stream = iter(batches)
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
 
-    def step(batch: ranking.Batch) -> None:
-        model(batch).square().mean().backward()
+    def step() -> Tensor:
+        if kind == "pipelined":
+            found: Tensor = pipeline.progress(stream)
+            return found.detach().clone()
+        scores: Tensor = model(next(stream))
+        scores.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        return scores.detach().clone()
 
-    step(batches[0])
+    seen = [step()]
     keep = ml.Keep(grads=True, weights="shape" if kind == "shapes" else "full")
     trace = ml.trace(model, name=kind, keep=keep, steps=2 if kind == "steps" else 1)
-    traced = kind != "alone" or dist.get_rank() == 0
     with trace if traced else contextlib.nullcontext():
-        step(batches[1])
-        step(batches[2])
-    step(batches[3])
-    return trace
+        seen += [step(), step()]
+    seen += [step(), *(p.detach().clone() for p in model.parameters())]
+    return trace, seen
 
 
 def main(repo: str, kinds: list[str]) -> None:
     """Stores what each rank traced; nothing is verified here."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
+    rank = dist.get_rank()
     for kind in kinds:
-        trace = train(kind)
+        trace, seen = train(kind, traced=kind != "alone" or rank == 0)
         lines = [f"{found.fqn}: {found}" for found in trace.coverage] + trace.warnings
-        text = "".join(f"{kind}/{line}\n" for line in lines)
-        with Path(f"{repo}.{dist.get_rank()}").open("a") as told:
-            told.write(text)
+        if kind in UNDISTURBED:
+            _, expected = train(kind, traced=False)
+            same = all(map(torch.equal, seen, expected)) and len(seen) == len(expected)
+            lines.append(f"as without the trace: {same}")
+        with Path(f"{repo}.{rank}").open("a") as told:
+            told.writelines(f"{kind}/{line}\n" for line in lines)
         if trace.captures:
             ml.Repo(repo).add(trace, verify=False)
         dist.barrier()
