@@ -196,7 +196,8 @@ class _Merge:
         if ref.rows is None or ref.blob is None:
             rows = replay.value({"$tensor": ref})
             return torch.arange(len(rows)), rows
-        kept = torch.frombuffer(bytearray(self._store.blob_bytes(ref.blob)), dtype=torch.uint8)
+        data = bytearray(self._store.blob_bytes(ref.blob))
+        kept = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
         numbers, flat = rows_in(ref, kept.untyped_storage())
         return numbers, flat.contiguous().view(dtype_of(ref.spec.dtype))
 

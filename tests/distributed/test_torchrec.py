@@ -26,7 +26,18 @@ with warnings.catch_warnings():
 ROOT = Path(__file__).parents[2]
 KINDS = (
     *("table_wise", "swapped", "row_wise", "column_wise", "data_parallel", "table_row_wise"),
-    *("grid", "mixed", "mean", "weighted", "large", "pipelined", "hands_on", "unused", "alone"),
+    *(
+        "grid",
+        "mixed",
+        "mean",
+        "weighted",
+        "large",
+        "one_sided",
+        "pipelined",
+        "hands_on",
+        "unused",
+        "alone",
+    ),
     *("shapes", "steps", "sequences_table_wise", "sequences_row_wise"),
 )
 #: Where several ranks' rows add up to one sum, its last bits depend on their order.
@@ -160,6 +171,11 @@ def test_of_large_tables_the_rows_of_all_ranks_are_kept(job: Job) -> None:
         touched = int((whole.rebuild().get_parameter(name) != 0).any(1).sum())
         assert touched == kept
     assert sum(whole.metadata.blobs.values()) < 100_000
+
+
+def test_a_rank_of_whose_rows_none_is_looked_up_adds_none(job: Job) -> None:
+    rows = [part.metadata.table_rows for part in job.entries("one_sided/ebc")]
+    assert {found["embedding_bags.t1.weight"][0] == 0 for found in rows} == {True, False}
 
 
 def test_values_that_changed_in_backward_are_those_before(job: Job) -> None:

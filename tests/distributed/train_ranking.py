@@ -55,6 +55,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     "steps": lambda: _ranking([table_wise(rank=0), table_wise(rank=1)], rows=LARGE),
     "weighted": lambda: _ranking([table_wise(rank=0), column_wise(ranks=[0, 1])], weighted=True),
     "large": lambda: _ranking([row_wise(), column_wise(ranks=[0, 1])], rows=LARGE),
+    "one_sided": lambda: _ranking([row_wise(), row_wise()], rows=LARGE),
     "pipelined": lambda: _pipelined([table_wise(rank=0), table_wise(rank=1)]),
     "hands_on": lambda: (
         ranking.HandsOn(ranking.bags()),
