@@ -131,7 +131,12 @@ class Repo:
             if entry.metadata.environment.world_size > 1 and (ranks := entry._replay().parts):
                 found = self._siblings(entry.metadata)
                 if ranks <= {part.environment.rank for part in found}:
-                    merged = self.merge(entry, verify=verify)
+                    try:
+                        merged = self.merge(entry, verify=verify)
+                    except ModuleLensError as error:  # the entries of the ranks stay
+                        text = f"{entry.name} is not put together: {error.message}"
+                        warnings.warn(text, stacklevel=3)
+                        continue
                     if self._merged_before(merged.metadata):
                         self.remove(merged)  # another rank was faster
 

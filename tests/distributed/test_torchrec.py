@@ -25,23 +25,12 @@ with warnings.catch_warnings():
 
 ROOT = Path(__file__).parents[2]
 KINDS = (
-    *("table_wise", "swapped", "row_wise", "column_wise", "data_parallel", "table_row_wise"),
-    *(
-        "grid",
-        "mixed",
-        "mean",
-        "weighted",
-        "large",
-        "one_sided",
-        "pipelined",
-        "hands_on",
-        "unused",
-        "alone",
-    ),
-    *("shapes", "steps", "sequences_table_wise", "sequences_row_wise"),
-)
+    "table_wise swapped row_wise column_wise data_parallel table_row_wise grid mixed mean weighted"
+    " large one_sided all_rows steps shapes pipelined hands_on unused alone"
+    " sequences_table_wise sequences_row_wise"
+).split()
 #: Where several ranks' rows add up to one sum, its last bits depend on their order.
-SUMMED = {"row_wise", "table_row_wise", "grid", "mean", "large"}
+SUMMED = {"row_wise", "table_row_wise", "grid", "mean", "large", "all_rows"}
 SPARSE = {"hands_on": "sparse.ebc"} | dict.fromkeys(
     ("sequences_table_wise", "sequences_row_wise"), "ec"
 )
@@ -171,6 +160,14 @@ def test_of_large_tables_the_rows_of_all_ranks_are_kept(job: Job) -> None:
         touched = int((whole.rebuild().get_parameter(name) != 0).any(1).sum())
         assert touched == kept
     assert sum(whole.metadata.blobs.values()) < 100_000
+
+
+def test_all_rows_of_all_ranks_are_kept_where_asked_for(job: Job) -> None:
+    whole = job.whole("all_rows/ebc")
+    assert not whole.metadata.table_rows
+    for table in whole.rebuild().parameters():
+        assert table.shape == (40_000, 16)
+        assert bool((table != 0).any(1).all())
 
 
 def test_a_rank_of_whose_rows_none_is_looked_up_adds_none(job: Job) -> None:

@@ -55,6 +55,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     "steps": lambda: _ranking([table_wise(rank=0), table_wise(rank=1)], rows=LARGE),
     "weighted": lambda: _ranking([table_wise(rank=0), column_wise(ranks=[0, 1])], weighted=True),
     "large": lambda: _ranking([row_wise(), column_wise(ranks=[0, 1])], rows=LARGE),
+    "all_rows": lambda: _ranking([row_wise(), column_wise(ranks=[0, 1])], rows=LARGE),
     "one_sided": lambda: _ranking([row_wise(), row_wise()], rows=LARGE),
     "pipelined": lambda: _pipelined([table_wise(rank=0), table_wise(rank=1)]),
     "hands_on": lambda: (
@@ -133,7 +134,9 @@ def train(kind: str, *, traced: bool) -> tuple[ml.Trace, list[Tensor]]:
         return scores.detach().clone()
 
     seen = [step()]
-    keep = ml.Keep(grads=True, weights="shape" if kind == "shapes" else "full")
+    weights: Any = "shape" if kind == "shapes" else "full"
+    rows_of: Any = "all" if kind == "all_rows" else "touched"
+    keep = ml.Keep(grads=True, weights=weights, embedding_rows=rows_of)
     trace = ml.trace(model, name=kind, keep=keep, steps=2 if kind == "steps" else 1)
     with trace if traced else contextlib.nullcontext():
         seen += [step(), step()]
