@@ -24,11 +24,29 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrec", reason="needs torchrec")
 
 ROOT = Path(__file__).parents[2]
-KINDS = (
-    "table_wise swapped row_wise column_wise data_parallel table_row_wise grid mixed mean weighted"
-    " large one_sided all_rows steps shapes pipelined hands_on unused alone"
-    " sequences_table_wise sequences_row_wise"
-).split()
+KINDS = [
+    "table_wise",
+    "swapped",
+    "row_wise",
+    "column_wise",
+    "data_parallel",
+    "table_row_wise",
+    "grid",
+    "mixed",
+    "mean",
+    "weighted",
+    "large",
+    "one_sided",
+    "all_rows",
+    "steps",
+    "shapes",
+    "pipelined",
+    "hands_on",
+    "unused",
+    "alone",
+    "sequences_table_wise",
+    "sequences_row_wise",
+]
 #: Where several ranks' rows add up to one sum, its last bits depend on their order.
 SUMMED = {"row_wise", "table_row_wise", "grid", "mean", "large", "all_rows"}
 SPARSE = {"hands_on": "sparse.ebc"} | dict.fromkeys(
