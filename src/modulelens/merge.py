@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from modulelens.errors import NotFound, NotRebuildable
+from modulelens.errors import Corrupted, NotFound, NotRebuildable
 from modulelens.rebuild.table import rows_in
 from modulelens.records import Call, Metadata, ModuleNode, TensorRef, TensorSpec, as_ref, to_json
 from modulelens.replay import Replay
@@ -177,7 +177,9 @@ class _Merge:
             return self._ref(body, spec, None, stats=first.stats)
         partly = any(ref.rows is not None for _, _, ref in blocks)
         found = [(*self._rows_of(replay, ref), *at) for replay, at, ref in blocks]
-        numbers = torch.arange(total)
+        if not partly and sum(rows.numel() for _, rows, *_ in found) != total * width:
+            raise Corrupted(f"{len(found)} blocks make no table of {total:,} x {width:,}")
+        numbers = torch.arange(0 if partly else total)
         if partly:
             numbers = torch.cat([own + row for own, _, row, _ in found]).unique()
         whole = torch.zeros(len(numbers), width, dtype=found[0][1].dtype)

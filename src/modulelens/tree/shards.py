@@ -86,7 +86,7 @@ def part_made(local: Tensor, **_where: Any) -> Tensor:
 
 
 def table_made(
-    local: list[dict[str, Any]], blocks: list[list[int]], shape: list[int], **_where: Any
+    local: list[dict[str, Any]], blocks: list[Any], shape: list[int], ranks: list[int]
 ) -> Tensor:
     """The table, where all of its blocks are here.
 
@@ -94,14 +94,14 @@ def table_made(
         NotRebuildable: Other ranks have some.
     """
     if len(local) < len(blocks):
-        text = f"a table of {shape[0]:,} rows lies on ranks {_where['ranks']}: merge their entries"
+        text = f"a table of {shape[0]:,} rows lies on ranks {ranks}: merge their entries"
         raise NotRebuildable(text, reason="sharded")
     parts: list[Tensor] = [part["block"] for part in local]
     if len(parts) == 1 and list(parts[0].shape) == shape:
         return parts[0]
     if sum(part.numel() for part in parts) != math.prod(shape):
         raise Corrupted(f"blocks of {[list(part.shape) for part in parts]} make no {shape}")
-    whole = torch.empty(shape, dtype=parts[0].dtype, device=parts[0].device)
+    whole = torch.zeros(shape, dtype=parts[0].dtype, device=parts[0].device)
     for part, (row, column) in zip(parts, (each["at"] for each in local), strict=True):
         whole[row : row + len(part), column : column + part.shape[1]] = part
     return whole
