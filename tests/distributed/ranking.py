@@ -126,6 +126,18 @@ class HandsOn(nn.Module):
         return found
 
 
+class WaitsTwice(Ranking):
+    """Waits by hand, and then again by using what it got before."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The scores."""
+        lazy: Any = self.ebc(batch.features)
+        first: KeyedTensor = lazy.wait()
+        both = lazy.values() + first.values()
+        scores: Tensor = self.over(torch.cat([self.dense(batch.dense), both], 1))
+        return scores
+
+
 class Unused(nn.Module):
     """Never looks at what its collection gives."""
 

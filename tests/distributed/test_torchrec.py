@@ -42,6 +42,7 @@ KINDS = [
     "shapes",
     "pipelined",
     "hands_on",
+    "waits_twice",
     "unused",
     "alone",
     "sequences_table_wise",
@@ -49,6 +50,8 @@ KINDS = [
 ]
 #: Where several ranks' rows add up to one sum, its last bits depend on their order.
 SUMMED = {"row_wise", "table_row_wise", "grid", "mean", "large", "all_rows"}
+#: Every rank has all of the tables.
+WHOLE = {"data_parallel", "waits_twice"}
 SPARSE = {"hands_on": "sparse.ebc"} | dict.fromkeys(
     ("sequences_table_wise", "sequences_row_wise"), "ec"
 )
@@ -111,7 +114,7 @@ def assert_faithful(entry: ml.Entry, kind: str) -> None:
         assert entry.grade == "exact", entry.grade.reasons
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"data_parallel", "unused", "alone", "shapes"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*WHOLE, "unused", "alone", "shapes"}))
 def test_all_ranks_make_the_whole_collection_and_all_above_it(job: Job, kind: str) -> None:
     collection, model = job.whole(sparse(kind)), job.whole(kind)
     assert collection.cls.startswith("torchrec.modules.embedding_modules:Embedding")
@@ -122,7 +125,7 @@ def test_all_ranks_make_the_whole_collection_and_all_above_it(job: Job, kind: st
     assert_faithful(model, kind)
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"data_parallel", "shapes"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*WHOLE, "shapes"}))
 def test_a_rank_alone_has_its_own_lookups(job: Job, kind: str) -> None:
     found = [
         entry
@@ -136,7 +139,7 @@ def test_a_rank_alone_has_its_own_lookups(job: Job, kind: str) -> None:
         assert entry.grade == "exact", (entry.fqn, entry.grade and entry.grade.reasons)
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"data_parallel"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - WHOLE))
 def test_a_part_says_that_it_is_one(job: Job, kind: str) -> None:
     for entry in job.entries(sparse(kind)):
         assert entry.grade == "no"
@@ -145,7 +148,7 @@ def test_a_part_says_that_it_is_one(job: Job, kind: str) -> None:
         assert "merge" in entry.grade.reason
 
 
-@pytest.mark.parametrize("name", ["data_parallel/ebc", "data_parallel"])
+@pytest.mark.parametrize("name", ["data_parallel/ebc", "data_parallel", "waits_twice/ebc"])
 def test_what_every_rank_has_whole_needs_no_other(job: Job, name: str) -> None:
     assert [entry.grade for entry in job.entries(name)] == ["exact", "exact"]
     assert not job.entries(name, merged=True)

@@ -63,6 +63,11 @@ KINDS: dict[str, Callable[[], Made]] = {
         "sparse.ebc",
         [table_wise(rank=0), table_wise(rank=1)],
     ),
+    "waits_twice": lambda: (
+        ranking.WaitsTwice(ranking.bags()),
+        "ebc",
+        [data_parallel(), data_parallel()],
+    ),
     "unused": lambda: (
         ranking.Unused(ranking.bags()),
         "ebc",

@@ -33,16 +33,19 @@ _BAGS, _SEQUENCES = "ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection
 
 
 class Block:
-    """The part of one table that lies on this rank: `at` is its first row and column there."""
+    """The part of one table that lies on this rank: `at` is its first row and column there.
+
+    `rows` are those that are looked up, where these will do; they are taken from `live`.
+    """
 
     def __init__(self, table: Any, kernel: str) -> None:
         placed = table.local_metadata
         self.table, self.kernel = str(table.name), kernel
         self.at = list(placed.shard_offsets) if placed is not None else [0, 0]
         self.features = len(table.feature_names)
-        self._live: Tensor | None = None
+        self.live: Tensor | None = None
         self._copy: Tensor | None = None
-        self._rows: Rows | None = None
+        self.rows: Rows | None = None
         self._ref: TensorRef | None = None
 
     def note(self, live: Tensor, snapshots: Snapshots, *, touched: bool) -> bool:
@@ -56,25 +59,20 @@ class Block:
         Returns:
             Whether they are others than before.
         """
-        self._live = live = live.detach()
+        self.live = live = live.detach()
         if self.kernel not in _READABLE:
             return False
         if touched and live.nbytes >= LARGE_BYTES:
-            if self._rows is not None and self._rows.same(live):
+            if self.rows is not None and self.rows.same(live):
                 return False
-            self._rows = Rows(live)
-            self._ref = snapshots.rows_of(live, self._rows)
+            self.rows = Rows(live)
+            self._ref = snapshots.rows_of(live, self.rows)
         else:
             if self._copy is not None and torch.equal(self._copy, live):
                 return False
             self._copy = live.clone()
             self._ref = snapshots.ref(self._copy)
         return True
-
-    def look_up(self, numbers: Tensor) -> None:
-        """These rows are about to be read."""
-        if self._rows is not None and self._live is not None:
-            self._rows.add(self._live, numbers)
 
     @property
     def ref(self) -> TensorRef:
@@ -115,11 +113,14 @@ class Lookup:
         return any(new)
 
     def look_up(self, features: Any) -> None:
-        """It is called with these features, of all ranks."""
+        """It is about to be called with these features, of all ranks."""
+        if all(block.rows is None for block in self.blocks):
+            return
         bounds, place = features.offset_per_key(), 0
         for block in self.blocks:
             low, high = bounds[place], bounds[place + block.features]
-            block.look_up(features.values()[low:high])
+            if block.rows is not None and block.live is not None:
+                block.rows.add(block.live, features.values()[low:high])
             place += block.features
 
     def output(self, features: Any, found: Tensor) -> Any:

@@ -322,7 +322,7 @@ class Watch:
         """Values that are not there yet are recorded when the model itself waits for them."""
 
         def arrived(place: dict[str, Any], value: Any) -> Any:
-            if not self._ended:
+            if "$opaque" in place and not self._ended:  # it may be waited for again
                 self._guarded(number, encoder.arrive, place, value)
                 if then is not None:
                     self._guarded(number, then)

@@ -35,8 +35,9 @@ def arrived(tensor: Any) -> Tensor | None:
 
 def is_awaitable(cls: type) -> bool:
     """Whether objects of the class stand for a value that TorchRec waits for when it is used."""
-    return cls.__module__.startswith("torchrec.") and any(
-        base.__name__ == "LazyAwaitable" for base in cls.__mro__
+    return any(
+        base.__name__ == "LazyAwaitable" and base.__module__.startswith("torchrec.")
+        for base in cls.__mro__
     )
 
 
