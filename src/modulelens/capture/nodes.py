@@ -93,7 +93,6 @@ class Nodes:
         self._reach: dict[int, list[int]] = {}
         self.live: dict[int, nn.Module] = {}
         self.inner: set[int] = set()
-        self._stand_ins: set[int] = set()
         self._current: set[int] = set()
         self.collections: dict[int, Collection] = {}
         self.lookups: dict[int, tuple[int, Lookup]] = {}
@@ -123,7 +122,6 @@ class Nodes:
             number = self.index[id(live)] = self.index[id(plain)]
             self.inner.remove(number)
             self.live[number] = live
-        self._stand_ins |= {self.index[id(module)] for module in found.modules()}
         owner = self.index[id(found.live)]
         self.collections[owner] = found
         self.lookups |= {self.index[id(each.live)]: (owner, each) for each in found.lookups}
@@ -198,11 +196,9 @@ class Nodes:
     def subtree(self, number: int) -> list[int]:
         """The numbers of the module and all modules below it."""
         found = [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
-        below = (n for n in found if n != number and n in self.collections)
-        return [
-            *found,
-            *(self.index[id(m)] for n in below for m in [*self.modules[n].modules()][1:]),
-        ]
+        for below in [n for n in found if n != number and n in self.collections]:
+            found += self.subtree(below)[1:]
+        return found
 
     def reach(self, number: int) -> list[int]:
         """The subtree, the module first, and what plain attributes in it hold, but owners of it."""
@@ -228,7 +224,7 @@ class Nodes:
         try:
             state = self._own(module, self._weights.get(number))
             self._link(number, state)
-            if number in self._stand_ins:  # only what `note_tables` notes changes
+            if number in self.inner or number in self.live:  # `note_tables` sees all changes
                 self._current.add(number)
             else:
                 self._unchanged[number] = Unchanged(module, self._snapshots.touched)

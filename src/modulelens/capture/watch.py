@@ -82,9 +82,8 @@ class Watch:
         self._sharded = False
         self._ended = False
         # A table in parts fills other caches of its features than a whole one does.
-        self._spread = {
-            n for n in targets if {*nodes.subtree(n)} & (nodes.collections.keys() | nodes.lookups)
-        }
+        spread = nodes.collections.keys() | nodes.lookups.keys()
+        self._spread = {n for n in targets if spread and spread & {*nodes.subtree(n)}}
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, int, SeenCall | None]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
