@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from modulelens.capture.init import track_init
+from modulelens.capture.init import KEY, InitRecord
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.tables import LARGE_BYTES, Rows
 from modulelens.capture.wrappers import of_framework
@@ -183,9 +183,11 @@ class Collection:
         for lookup in self.lookups:
             for module, block in zip(_tables(lookup.plain), lookup.blocks, strict=True):
                 yield module, block.parameter
-        blocks = [block for lookup in self.lookups for block in lookup.blocks]
+        blocks: dict[str, list[Block]] = {}
+        for block in (block for lookup in self.lookups for block in lookup.blocks):
+            blocks.setdefault(block.table, []).append(block)
         for module, config in zip(_tables(self.plain), _configs(self.plain), strict=True):
-            own = [block for block in blocks if block.table == config.name]
+            own = blocks.get(config.name, [])
             spec = plan[config.name].sharding_spec
             if spec is None:  # each rank has all of it
                 yield module, own[0].parameter
@@ -195,12 +197,12 @@ class Collection:
     def _lookup(self, number: int, live: Any) -> Lookup:
         named: Any = sys.modules["torchrec.modules.embedding_configs"]
         config = named.EmbeddingBagConfig if self._bags else named.EmbeddingConfig
-        blocks, configs = [], []
+        blocks, configs, seen = [], [], dict[str, int]()
         for group, kernel in zip(live.grouped_configs, live._modules["_emb_modules"], strict=True):
             pooling = {"pooling": named.PoolingType[kernel._pooling.name]} if self._bags else {}
             for table in group.embedding_tables:
                 blocks.append(Block(table, group.compute_kernel.value))
-                same = sum(block.table == table.name for block in blocks) - 1
+                same = seen[table.name] = seen.get(table.name, -1) + 1
                 configs.append(
                     config(
                         name=f"{table.name}_{same}" if same else table.name,
@@ -217,8 +219,11 @@ class Collection:
     def _made(self, configs: list[Any], **more: Any) -> nn.Module:
         found: Any = sys.modules["torchrec.modules.embedding_modules"]
         cls = found.EmbeddingBagCollection if self._bags else found.EmbeddingCollection
-        with track_init(), preserved_rng(), torch.device("meta"):
-            made = cls(tables=configs, **more)
+        more["tables"] = configs
+        with preserved_rng(), torch.device("meta"):
+            made = cls(**more)
+        made.__dict__[KEY] = record = InitRecord(made, (), more)
+        record.confirmed = True
         made._device = torch.device("cpu")
         made.train(self.live.training)
         return made  # type: ignore[no-any-return]
@@ -244,9 +249,9 @@ def is_spread(module: nn.Module) -> bool:
 def _as_given(configs: list[Any], inside: Any) -> list[Any]:
     """In the order of the outputs, which is that of the plan."""
     found: Any = sys.modules["torchrec.modules.embedding_modules"]
-    order = inside.get("_embedding_names", [])
+    order = {name: place for place, name in enumerate(inside.get("_embedding_names", []))}
     places = [
-        min((order.index(name) for name in names if name in order), default=0)
+        min((order[name] for name in names if name in order), default=0)
         for names in found.get_embedding_names_by_table(configs)
     ]
     return [configs[i] for i in sorted(range(len(configs)), key=places.__getitem__)]
