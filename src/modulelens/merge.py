@@ -16,13 +16,14 @@ import msgspec
 import torch
 from torch import Tensor
 
-from modulelens.errors import NotFound, NotRebuildable
-from modulelens.records import Call, Metadata, ModuleNode, TensorRef, as_ref, to_json
+from modulelens.errors import Corrupted, NotFound, NotRebuildable
+from modulelens.rebuild.table import rows_in
+from modulelens.records import Call, Metadata, ModuleNode, TensorRef, TensorSpec, as_ref, to_json
 from modulelens.replay import Replay
 from modulelens.store import LocalStore
 from modulelens.stored import payload_of
-from modulelens.tree import spec_of
-from modulelens.tree.shards import PART
+from modulelens.tree import dtype_of, spec_of
+from modulelens.tree.shards import BLOCKS, PART
 
 _CALL_VALUES = (
     *("args", "kwargs", "output", "args_after", "kwargs_after", "buffers_after"),
@@ -54,6 +55,7 @@ class _Merge:
         self._made: dict[Any, dict[str, Any]] = {}
         self._nodes: dict[tuple[str, ...], str] = {}
         self._sizes: dict[str, int] = {}
+        self._rows: dict[str, tuple[int, int]] = {}
         self._texts: list[bytes] = []
 
     def run(self) -> tuple[Metadata, dict[str, Tensor]]:
@@ -72,6 +74,7 @@ class _Merge:
             param_grads=grads,
             blobs={digest: sizes[digest] for digest in sorted(used & sizes.keys())},
             grade=None,
+            table_rows=first.table_rows | self._rows,
             merged=tuple(part.environment.rank for part in self._parts),
         )
         return merged, self._store.state(first.id)
@@ -81,15 +84,19 @@ class _Merge:
         values = {name: self.value([getattr(c, name) for c in calls]) for name in _CALL_VALUES}
         return msgspec.structs.replace(calls[0], node=node, **values)
 
-    def _node(self, digests: tuple[str, ...]) -> str:
+    def _node(self, digests: tuple[str, ...], path: str = "") -> str:
         if digests not in self._nodes:
             pairs = zip(self._replays, digests, strict=True)
             nodes: list[ModuleNode] = [replay.payload.node(digest) for replay, digest in pairs]
             children = {
-                name: child and (self._node(tuple(_child(n, name) for n in nodes)), child[1])
+                name: child
+                and (self._node(tuple(_child(n, name) for n in nodes), f"{path}{name}."), child[1])
                 for name, child in nodes[0].children.items()
             }
             values = {name: self.value([getattr(n, name) for n in nodes]) for name in _NODE_VALUES}
+            for name, value in values["parameters"].items():
+                if (ref := _parameter(value)) and ref.rows is not None:
+                    self._rows.setdefault(f"{path}{name}", (ref.rows, ref.spec.shape[0]))
             data = to_json(msgspec.structs.replace(nodes[0], children=children, **values))
             self._texts.append(data)
             self._nodes[digests] = self._put(data)
@@ -106,6 +113,8 @@ class _Merge:
         if isinstance(first, dict):
             if PART in first:
                 return self._whole([each[PART] for each in found])
+            if BLOCKS in first:
+                return self._table([each[BLOCKS] for each in found])
             return {key: self.value([_item(each, key, first) for each in found]) for key in first}
         if isinstance(first, list):
             places = range(len(first))
@@ -117,26 +126,82 @@ class _Merge:
         local = next(iter(body["local"].values()))
         key = as_ref(local).object
         if key < 0 or key not in self._made:
-            ranks = [part.environment.rank for part in self._parts]
-            missing = sorted(set(body["ranks"]) - set(ranks))
-            if missing:
-                name = self._parts[0].name
-                raise NotFound(f"{name} lies on ranks {body['ranks']}; there is none of {missing}")
+            ranks = self._ranks(body)
             order = [ranks.index(rank) for rank in body["ranks"]]
             locals_ = [_local(self._replays[i], bodies[i]) for i in order]
             whole = torch.empty_strided(body["shape"], body["stride"], dtype=locals_[0].dtype)
             whole.copy_(join(locals_, body["mesh"], body["placements"]))
             flat = torch.empty(0, dtype=torch.uint8).set_(whole.untyped_storage())
-            ref = TensorRef(
-                spec=msgspec.structs.replace(spec_of(whole), requires_grad=body["requires_grad"]),
-                group=(1 << 30) + len(self._made),
-                object=key,
-                nbytes=flat.numel(),
-                blob=self._put(flat.numpy().data),
-                leaf=as_ref(local).leaf,
+            self._made[key] = self._ref(
+                body, spec_of(whole), flat, object=key, leaf=as_ref(local).leaf
             )
-            self._made[key] = {"$parameter" if body.get("parameter") else "$tensor": ref}
         return self._made[key]
+
+    def _ranks(self, body: dict[str, Any]) -> list[int]:
+        ranks = [part.environment.rank for part in self._parts]
+        missing = sorted(set(body["ranks"]) - set(ranks))
+        if missing:
+            name = self._parts[0].name
+            raise NotFound(f"{name} lies on ranks {body['ranks']}; there is none of {missing}")
+        return ranks
+
+    def _ref(self, body: Any, spec: TensorSpec, flat: Tensor | None, **more: Any) -> dict[str, Any]:
+        ref = TensorRef(
+            spec=msgspec.structs.replace(spec, requires_grad=body["requires_grad"]),
+            group=(1 << 30) + len(self._made),
+            nbytes=0 if flat is None else flat.numel(),
+            blob=None if flat is None else self._put(flat.numpy().data),
+            **more,
+        )
+        return {"$parameter" if body.get("parameter") else "$tensor": ref}
+
+    def _table(self, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """A table of the blocks of all ranks; of touched rows, where some have these only."""
+        self._ranks(bodies[0])
+        blocks = [
+            (replay, part["at"], as_ref(part["block"]["$tensor"]))
+            for replay, body in zip(self._replays, bodies, strict=True)
+            for part in body["local"]
+        ]
+        key = tuple((ref.blob, *at) for _, at, ref in blocks)
+        if key not in self._made:
+            self._made[key] = self._joined(bodies[0], blocks)
+        return self._made[key]
+
+    def _joined(
+        self, body: dict[str, Any], blocks: list[tuple[Replay, Any, TensorRef]]
+    ) -> dict[str, Any]:
+        (total, width), first = body["shape"], blocks[0][2]
+        spec = msgspec.structs.replace(first.spec, shape=(total, width), stride=(width, 1))
+        if not all(ref.kept for _, _, ref in blocks):
+            return self._ref(body, spec, None, stats=first.stats)
+        partly = any(ref.rows is not None for _, _, ref in blocks)
+        found = [(*self._rows_of(replay, ref), *at) for replay, at, ref in blocks]
+        if not partly and sum(rows.numel() for _, rows, *_ in found) != total * width:
+            raise Corrupted(f"{len(found)} blocks make no table of {total:,} x {width:,}")
+        numbers = torch.arange(0 if partly else total)
+        if partly:
+            numbers = torch.cat([own + row for own, _, row, _ in found]).unique()
+        whole = torch.zeros(len(numbers), width, dtype=found[0][1].dtype)
+        for own, rows, row, column in found:
+            places = torch.searchsorted(numbers, own + row)
+            whole[places, column : column + rows.shape[1]] = rows
+        flat = whole.view(torch.uint8).reshape(-1)
+        if not partly:
+            return self._ref(body, spec, flat)
+        return self._ref(
+            body, spec, torch.cat([flat, numbers.view(torch.uint8)]), rows=len(numbers)
+        )
+
+    def _rows_of(self, replay: Replay, ref: TensorRef) -> tuple[Tensor, Tensor]:
+        """The numbers of a block's rows in it, and these."""
+        if ref.rows is None or ref.blob is None:
+            rows = replay.value({"$tensor": ref})
+            return torch.arange(len(rows)), rows
+        data = bytearray(self._store.blob_bytes(ref.blob))
+        kept = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+        numbers, flat = rows_in(ref, kept.untyped_storage())
+        return numbers, flat.contiguous().view(dtype_of(ref.spec.dtype))
 
 
 def join(parts: Sequence[Tensor], mesh: Sequence[int], placements: Sequence[Any]) -> Tensor:
@@ -169,6 +234,11 @@ def join(parts: Sequence[Tensor], mesh: Sequence[int], placements: Sequence[Any]
 def _local(replay: Replay, body: dict[str, Any]) -> Tensor:
     made: Tensor = replay.value(body["local"])
     return made.detach()
+
+
+def _parameter(value: Any) -> TensorRef | None:
+    found = value.get("$parameter") if isinstance(value, dict) else None
+    return None if found is None else as_ref(found)
 
 
 def _child(node: ModuleNode, name: str) -> str:

@@ -156,6 +156,7 @@ class Repo:
         ranks = found._replay().parts
         if not ranks:
             raise UsageError(f"{found.name}@v{found.version} is whole: there is nothing to merge")
+        ranks |= {found.metadata.environment.rank}
         same = [m for m in self._siblings(found.metadata) if m.environment.rank in ranks]
         with self._store.adding():
             (stored,) = self._store.put_entries([merge(self._store, same)])

@@ -115,6 +115,28 @@ def test_references_stay_within_their_bytes() -> None:
             decode({"$tensor": {"spec": spec, "group": 0, "key": "a", "offset": offset}})
 
 
+def test_blocks_of_a_table_fit_into_it() -> None:
+    spec = {"dtype": "float32", "shape": [2, 4], "stride": [4, 1]}
+    block = {"$tensor": {"spec": spec, "group": 0, "key": "a"}}
+    both = [{"at": [0, 0], "block": block}, {"at": [2, 0], "block": block}]
+    sound = {"local": both, "blocks": [0, 1], "shape": [4, 4], "ranks": [0]}
+    assert decode({"$blocks": sound}).shape == (4, 4)
+    for change in (
+        {"shape": [1 << 40, 4]},
+        {"shape": [-4, -4]},
+        {"shape": [4, 4, 1]},
+        {"shape": None},
+        {"local": [both[0], {"at": [3, 0], "block": block}]},
+        {"local": [both[0], {"at": [2, 1], "block": block}]},
+        {"local": [both[0], {"at": [1 << 70, 0], "block": block}]},
+        {"local": [{"at": [0, 0]}] * 2},
+        {"local": ["x", "y"]},
+        {"blocks": [0, 1, 2]},
+    ):
+        with pytest.raises(ModuleLensError):
+            decode({"$blocks": sound | change})
+
+
 def test_indices_of_sparse_tensors_are_checked() -> None:
     ints = {"dtype": "int64", "shape": [1, 1], "stride": [1, 1]}
     one = {"dtype": "float32", "shape": [1], "stride": [1]}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.select import matches, other_methods
-from modulelens.capture.watch import SeenCall
-from modulelens.capture.wrappers import clean_fqn, own_class
-from modulelens.records import Coverage, CoverageList, Fate
+from modulelens.capture.wrappers import clean_fqn, of_framework, own_class
+from modulelens.records import Coverage, CoverageList, Fate, tensor_refs
 from modulelens.tree import display_path
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def _param_grads(trace: Trace, number: int) -> dict[str, Any]:
     watch, nodes = trace.watches[0], trace.nodes
     paths = {n: nodes.fqns[n][len(nodes.fqns[number]) :].strip(".") for n in nodes.subtree(number)}
     return {
-        f"{paths[owner]}.{name}".strip("."): watch.param_grads[key]
+        f"{paths[owner]}.{name}".strip("."): watch.gradients.of_parameters[key]
         for (owner, name), key in watch.grad_places.items()
-        if owner in paths and key in watch.param_grads
+        if owner in paths and key in watch.gradients.of_parameters
     }
 
 
@@ -92,10 +92,11 @@ def _table_rows(trace: Trace, number: int, moment: int) -> dict[str, tuple[int, 
     for below in nodes.subtree(number):
         path = nodes.fqns[below][len(nodes.fqns[number]) :].strip(".")
         for name, value in nodes.state_at(below, moment).parameters.items():
-            ref = value.get("$parameter") if isinstance(value, dict) else None
-            rows = trace.snapshots.taken[int(ref.key[1:])].rows if ref and ref.key else None
-            if rows is not None:
-                found[f"{path}.{name}".strip(".")] = (rows.count, rows.total)
+            refs = [*tensor_refs(value, "$parameter"), *tensor_refs(value)]
+            taken = [trace.snapshots.taken[int(ref.key[1:])].rows for ref in refs if ref.key]
+            if rows := [each for each in taken if each is not None]:
+                counts = sum(each.count for each in rows), sum(each.total for each in rows)
+                found[f"{path}.{name}".strip(".")] = counts
     return found
 
 
@@ -129,6 +130,9 @@ def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
             recomputes=recomputes,
             table_rows=capture.table_rows,
         )
+    if number in trace.nodes.inner:
+        reason = "its table is looked up by the sharded collection, as a whole"
+        return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
     if not trace.watches:
         reason = "; ".join(trace.warnings) or "no step was traced"
         return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
@@ -186,7 +190,7 @@ def missed(trace: Trace) -> list[str]:
                 why = instead if name in vars(module) else "not called by its name in the steps"
                 found.append(f"no call of {name!r} of {fqn} was recorded: {why}")
     for watch in trace.watches:
-        if watch.waits_for_gradients:
+        if watch.gradients.awaited:
             found.append(
                 f"no gradient arrived in traced step {watch.step}: backward did not run before it"
                 " ended, and the next outermost call ends it; for a backward over several calls"
@@ -204,6 +208,7 @@ def unregistered(model: nn.Module) -> list[str]:
     return [
         f"{clean_fqn(fqn)}{path}".strip(".")
         for fqn, module in model.named_modules()
+        if not of_framework(own_class(type(module)))
         for name, value in vars(module).items()
         if name not in _REGISTERS
         for path, item in _items(f".{name}", value)

@@ -17,11 +17,9 @@ from torch.nn.utils import parametrize
 
 from modulelens.capture.hook import Undo, hook_gradient, unseen, wrap_function
 from modulelens.capture.snapshot import Snapshots
-from modulelens.capture.tables import is_whole
+from modulelens.capture.tables import LARGE_BYTES, is_whole
 from modulelens.tree import is_plain
 
-#: Smaller tables are kept whole.
-_LARGE_BYTES = 1 << 20
 _KINDS = (nn.Embedding, nn.EmbeddingBag)
 #: What `torch.nn.functional` calls for them.
 _NAMES = ("embedding", "embedding_bag")
@@ -87,7 +85,7 @@ def large_tables(modules: Iterable[nn.Module], everywhere: Iterable[nn.Module]) 
         table = module._parameters.get("weight") if isinstance(module, _KINDS) else None
         if table is None or parametrize.is_parametrized(module) or not is_plain(table):
             continue
-        large = table.dim() == 2 and table.nbytes >= _LARGE_BYTES
+        large = table.dim() == 2 and table.nbytes >= LARGE_BYTES
         if large and is_whole(table) and not (table.is_inference() or table.is_meta):
             found[table.untyped_storage()._cdata] = table
     for module in everywhere:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from modulelens.capture.init import KEY
 from modulelens.capture.snapshot import Snapshots
+from modulelens.capture.torchrec import Collection, Lookup, is_spread, sharded
 from modulelens.capture.unchanged import Unchanged
 from modulelens.capture.wrappers import (
     FRAMEWORK_KEYS,
@@ -28,6 +29,7 @@ from modulelens.capture.wrappers import (
     is_framework_hook,
     own_class,
 )
+from modulelens.errors import NotRebuildable
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
 from modulelens.tree.shards import parts_in
@@ -69,6 +71,10 @@ class Nodes:
         root: The model.
         snapshots: Give tensors their references.
         own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
+
+    Attributes:
+        live: By number, modules that another one stands for in `modules`.
+        inner: Numbers of modules inside those: nobody calls them.
     """
 
     def __init__(self, root: nn.Module, snapshots: Snapshots, own_hooks: set[int]) -> None:
@@ -85,10 +91,23 @@ class Nodes:
         self._unchanged: dict[int, Unchanged] = {}
         self._links: dict[int, tuple[int, ...]] = {}
         self._reach: dict[int, list[int]] = {}
+        self.live: dict[int, nn.Module] = {}
+        self.inner: set[int] = set()
+        self._current: set[int] = set()
+        self.collections: dict[int, Collection] = {}
+        self.lookups: dict[int, tuple[int, Lookup]] = {}
+        self._weights: dict[int, Callable[[], Any]] = {}
+        shells: tuple[str, ...] = ()
         for fqn, module in root.named_modules():
-            if eager(module) is module:  # a compiled child is the module inside
+            if fqn.startswith(shells) or eager(module) is not module:
+                continue  # a compiled child is the module inside
+            found = sharded(module)
+            if found is None:
                 self._add(module, clean_fqn(fqn))
-        self._first = len(self.modules)
+            else:
+                shells += (f"{fqn}." if fqn else "",)
+                self._add_collection(found, clean_fqn(fqn))
+        self._first, self._shells = len(self.modules), shells
 
     def _add(self, module: nn.Module, fqn: str) -> int:
         number = self.index[id(module)] = len(self.modules)
@@ -99,8 +118,27 @@ class Nodes:
 
     def late(self, root: nn.Module) -> list[tuple[str, nn.Module]]:
         """The modules of the model that were put in place since; they had no part in the trace."""
-        found = ((clean_fqn(fqn), m) for fqn, m in root.named_modules() if eager(m) is m)
+        named = ((fqn, m) for fqn, m in root.named_modules() if not fqn.startswith(self._shells))
+        found = ((clean_fqn(fqn), m) for fqn, m in named if eager(m) is m)
         return [(f, m) for f, m in found if self.index.get(id(m), self._first) >= self._first]
+
+    def _add_collection(self, found: Collection, fqn: str) -> None:
+        for live, plain, where in found.pairs():
+            for name, module in plain.named_modules():
+                self.inner.add(self._add(module, ".".join(filter(None, (fqn, where, name)))))
+            number = self.index[id(live)] = self.index[id(plain)]
+            self.inner.remove(number)
+            self.live[number] = live
+        owner = self.index[id(found.live)]
+        self.collections[owner] = found
+        self.lookups |= {self.index[id(each.live)]: (owner, each) for each in found.lookups}
+        self._weights |= {self.index[id(module)]: made for module, made in found.weights}
+
+    def note_tables(self, number: int, *, touched: bool) -> None:
+        """Notes the present values of the tables of a sharded collection."""
+        found = self.collections[number]
+        if found.note(self._snapshots, touched=touched):
+            self._current.difference_update(self.index[id(module)] for module in found.modules())
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
@@ -123,7 +161,7 @@ class Nodes:
             for number in numbers:
                 versions = self.versions[number]
                 watch = self._unchanged.get(number)
-                if watch is not None and watch.still():
+                if number in self._current or (watch is not None and watch.still()):
                     continue
                 state = self._state(number)
                 if not versions or versions[-1][1] != state:
@@ -165,7 +203,10 @@ class Nodes:
 
     def subtree(self, number: int) -> list[int]:
         """The numbers of the module and all modules below it."""
-        return [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+        found = [self.index[id(m)] for m in self.modules[number].modules() if id(m) in self.index]
+        for below in [n for n in found if n != number and n in self.collections]:
+            found += self.subtree(below)[1:]
+        return found
 
     def reach(self, number: int) -> list[int]:
         """The subtree, the module first, and what plain attributes in it hold, but owners of it."""
@@ -186,24 +227,28 @@ class Nodes:
 
     def _state(self, number: int) -> OwnState:
         module = self.modules[number]
-        if isinstance(module, torch.jit.ScriptModule):  # it has no Python state
-            return _unreadable(
-                module,
-                "script: a ScriptModule has no Python class to rebuild from; trace it unscripted",
-            )
+        if refused := _stateless(module):
+            return _unreadable(module, refused)
         try:
-            state = self._own(module)
+            state = self._own(module, self._weights.get(number))
             self._link(number, state)
-            self._unchanged[number] = Unchanged(module, self._snapshots.touched)
+            if number in self.inner or number in self.live:  # `note_tables` sees all changes
+                self._current.add(number)
+            else:
+                self._unchanged[number] = Unchanged(module, self._snapshots.touched)
+        except NotRebuildable as error:
+            return _unreadable(module, f"{error.reason}: {error.message}")
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's step
             why = f"its state cannot be read: {type(error).__name__}: {error}"
             return _unreadable(module, f"opaque_attribute: {why}")
         return state
 
-    def _own(self, module: nn.Module) -> OwnState:
+    def _own(self, module: nn.Module, weight: Callable[[], Any] | None = None) -> OwnState:
         inside = vars(module)
         encoder = Encoder(self._ref, self.refer, self._known)
         parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
+        if weight is not None:
+            parameters["weight"] = weight()
         buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
         attributes: dict[str, Any] = {}
         opaque: dict[str, str] = {}
@@ -277,7 +322,7 @@ def _modules_in(value: Any) -> Iterator[int]:
 
 def _cuts(parameters: dict[str, Any]) -> int:
     """Along how many dimensions of meshes they lie in parts, in all."""
-    return sum(len(body["placements"]) for body in parts_in(parameters))
+    return sum(len(body.get("placements", ())) for body in parts_in(parameters))
 
 
 def has_weight_hooks(module: nn.Module) -> bool:
@@ -303,6 +348,15 @@ def _unreadable(module: nn.Module, refused: str) -> OwnState:
         opaque={},
         refused=refused,
     )
+
+
+def _stateless(module: nn.Module) -> str:
+    """Why nothing of the module can be read at all; empty where it can."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "script: a ScriptModule has no Python class to rebuild from; trace it unscripted"
+    if is_spread(module):
+        return f"sharded: there is no rule for {type(module).__name__}, which lies on several ranks"
+    return ""
 
 
 def _refusal(module: nn.Module, cls: type, forward: str | None) -> str:

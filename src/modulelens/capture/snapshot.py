@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -201,8 +202,12 @@ class Snapshots:
             return self.ref(gradient)
         rows = Rows(gradient)
         rows.add(gradient, known.rows.numbers)
-        snapshot = self._add(gradient, -1, self._new_group(), torch.UntypedStorage(0), rows=rows)
-        return _new_ref(gradient, snapshot, -1)
+        return self.rows_of(gradient, rows)
+
+    def rows_of(self, table: Tensor, rows: Rows) -> TensorRef:
+        """The reference of rows that are taken of a table, also later on."""
+        snapshot = self._add(table, -1, self._new_group(), torch.UntypedStorage(0), rows=rows)
+        return msgspec.structs.replace(_new_ref(table, snapshot, -1), offset=0)
 
     def retire(self, snapshots: Iterable[Snapshot]) -> None:
         """These are not met again: their memory is the live tensors' own from now on."""
@@ -316,12 +321,9 @@ class Snapshots:
         if storage.nbytes() != snapshot.nbytes:
             return False
         if not tensor.is_cpu or snapshot.rows is not None:
-            same_place = _base(tensor) == snapshot.base
-            same = same_place and snapshot.version == _version(tensor) >= 0
-            written = (
-                same and snapshot.rows and not self._holding and not snapshot.rows.same(tensor)
-            )
-            return same and not written
+            same = _base(tensor) == snapshot.base and snapshot.version == _version(tensor) >= 0
+            looked_up = None if self._holding else snapshot.rows
+            return same and (looked_up is None or looked_up.same(tensor))
         low, high = _extent(tensor)
         if low < snapshot.start or high > snapshot.start + snapshot.data.nbytes():
             return False
@@ -385,10 +387,8 @@ def _share(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
         # The clone has all of the storage, whatever part of it the tensor shows.
         return _lazy_clone(live).untyped_storage()  # type: ignore[no-any-return]
-    except (
-        TypeError,
-        RuntimeError,
-    ):  # an older torch; memory that torch did not allocate: numpy, mmap, shm
+    # An older torch; memory that torch did not allocate: numpy, mmap, shm.
+    except (TypeError, RuntimeError):
         return None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: Smaller tables are kept whole.
+LARGE_BYTES = 1 << 20
 _PROBES = 1000
 
 

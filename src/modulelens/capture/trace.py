@@ -71,6 +71,8 @@ class Trace:
         self.model, self.wrappers = unwrap(model)
         own_name = own_class(type(self.model)).__name__
         self.name = str.__str__(name or own_name)  # a subclass is no plain text
+        found = (fqn for fqn, module in model.named_modules() if module is self.model)
+        self.wrapped_at = next(found, "")
         self.keep = keep or Keep()
         self.warmup = warmup
         self.steps = steps
@@ -85,6 +87,8 @@ class Trace:
         self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
         self.patterns = modules
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
+        inside = {n for lookup in self.nodes.lookups for n in self.nodes.subtree(lookup)[1:]}
+        self.targets = [number for number in self.targets if number not in inside]
         self.methods = select_methods(self.nodes.modules, self.targets, methods)
         self.watches: list[Watch] = []
         self._outer = model

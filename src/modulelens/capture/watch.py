@@ -8,7 +8,6 @@ Nothing here may raise into the user's code: a failure becomes the module's fate
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import threading
@@ -22,6 +21,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from modulelens.capture.beside import Beside
+from modulelens.capture.gradients import Gradients
 from modulelens.capture.hook import (
     OwnHook,
     OwnId,
@@ -36,45 +36,17 @@ from modulelens.capture.keep import Keep
 from modulelens.capture.lookups import Lookups, large_tables
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.snapshot import Snapshots
-from modulelens.context import AmbientWatch, RngState, RngWatch
-from modulelens.records import Ambient, TensorRef
+from modulelens.context import AmbientWatch, RngWatch
+from modulelens.records import TensorRef
 from modulelens.tree import Encoder
-from modulelens.tree.shards import inside, is_part
+from modulelens.tree.shards import is_part
 
 _C: Any = torch._C
 _TRANSFORMED = "called inside a transform of torch.func, whose tensors hold no values of their own"
 _GRAPHED = "called while a CUDA graph is captured, where nothing may be copied; trace without it"
 _FIRES_TWICE = "Using `torch.compile.module.` when there are"
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class SeenCall:
-    """One call as it was seen. `args` ... `output` are structures over snapshot references.
-
-    `nested` is a call inside another call of the same module.
-    """
-
-    number: int
-    step: int
-    thread: int
-    ambient: Ambient
-    rng: RngState
-    entered: int
-    args: Any
-    kwargs: Any
-    leaves: list[tuple[Tensor, TensorRef]]
-    containers: bool
-    left: int = 0
-    output: Any = None
-    args_after: Any = None
-    kwargs_after: Any = None
-    method: str = "forward"
-    nested: bool = False
-    opaque: list[str] = dataclasses.field(default_factory=list)
-    opaque_output: list[str] = dataclasses.field(default_factory=list)
-    grad_output: dict[str, Any] = dataclasses.field(default_factory=dict)
-    grad_input: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Watch:
@@ -108,11 +80,13 @@ class Watch:
         self.counts: dict[int, int] = dict.fromkeys(self.targets, 0)
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
-        self.param_grads: dict[int, Any] = {}
         self.grad_places: dict[tuple[int, str], int] = {}
         self._hooked: set[int] = set()
         self._sharded = False
-        self.waits_for_gradients = False
+        self._ended = False
+        # A table in parts fills other caches of its features than a whole one does.
+        spread = nodes.collections.keys() | nodes.lookups.keys()
+        self._spread = {n for n in targets if spread and spread & {*nodes.subtree(n)}}
         self._own_hooks = nodes._own_hooks
         self._stacks: dict[int, list[tuple[int, int, SeenCall | None, int]]] = {}
         self._rng, self._ambient = RngWatch(), AmbientWatch()
@@ -121,6 +95,7 @@ class Watch:
         self._lock = threading.RLock()
         self._deferred: set[int] = set()
         self._lookups = Lookups(snapshots, (), self._lock)
+        self.gradients = Gradients(snapshots.ref, self._undo, self._lock)
         self._first = len(snapshots.taken)
 
     # ---- install and remove
@@ -150,11 +125,20 @@ class Watch:
             tables = large_tables((modules[number] for number in noted), modules)
             self._lookups = Lookups(self.snapshots, tables, self._lock)
             self._lookups.install(self._undo)
+        owners = (self.nodes.lookups[n][0] for n in noted & self.nodes.lookups.keys())
+        self._note_tables(noted.union(owners))
         self.nodes.note(sorted(noted))
         if self.keep.grads:
             self._watch_parameters(noted)
         if torch.is_grad_enabled():
             self._copy_beside()
+
+    def _note_tables(self, numbers: Iterable[int]) -> None:
+        note = functools.partial(
+            self.nodes.note_tables, touched=self.keep.embedding_rows == "touched"
+        )
+        for number in self.nodes.collections.keys() & set(numbers):
+            self._guarded(number, note, number)
 
     def _copy_beside(self) -> None:
         beside = Beside(self.snapshots.taken[self._first :])
@@ -166,7 +150,7 @@ class Watch:
         put_hook(self._undo, torch_optimizer._global_optimizer_pre_hooks, give_back)
 
     def _mark(self, number: int, hook_id: OwnId) -> None:
-        module = self.nodes.modules[number]
+        module = self.nodes.live.get(number, self.nodes.modules[number])
         # torch hands kwargs to a global pre-hook only where this mark is.
         marks = module._forward_pre_hooks_with_kwargs
         if any(hook not in self._own_hooks for hook in module._forward_pre_hooks):
@@ -187,6 +171,7 @@ class Watch:
         wrap_function(self._undo, "ctc_loss", unshared)
 
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
+        arrived = self.gradients.parameter
         for number in numbers:
             for name, parameter in self.nodes.modules[number]._parameters.items():
                 if parameter is None or isinstance(parameter, LAZY):
@@ -196,12 +181,15 @@ class Watch:
                 key = id(parameter)
                 if key not in self._hooked:
                     self._hooked.add(key)
-                    hook_gradient(self._undo, parameter, functools.partial(self._param_grad, key))
+                    hook_gradient(
+                        self._undo, parameter, functools.partial(arrived, key, self._lookups.ref)
+                    )
                 self._sharded |= is_part(parameter)
                 self.grad_places[number, name] = key
 
     def remove(self) -> None:
         """Removes all that was installed, in reverse order. Safe to call twice."""
+        self._ended = True
         self._undo.run()
         self._stacks.clear()
 
@@ -209,6 +197,9 @@ class Watch:
 
     def _enter_any(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         number = self.nodes.index.get(id(module))
+        if number in self.nodes.lookups and _C._current_graph_task_id() == -1:
+            owner, lookup = self.nodes.lookups[number]
+            self._guarded(owner, lookup.look_up, *args)
         if number is None or number not in self.targets:
             return
         if number in self._deferred:
@@ -255,6 +246,7 @@ class Watch:
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
+        self._note_tables((number,))
         stack = self._stacks.setdefault(thread, [])
         # All below: who calls this module may have changed them, as a momentum encoder does.
         noted = self.nodes.reach(number)
@@ -277,14 +269,15 @@ class Watch:
             args=encoder.encode(args),
             kwargs=encoder.encode(kwargs),
             leaves=leaves,
-            containers=encoder.count > 1,
+            containers=encoder.count > 1 and not encoder.pending and number not in self._spread,
             method=method,
         )
         call.opaque = encoder.opaque
-        if self.keep.grads:
-            self._watch_gradients(call.grad_input, leaves, encoder.special)
-            if self._sharded:  # a weight is another tensor while it is gathered
-                self._watch_parameters(self.nodes.reach(number))
+        self._await(number, encoder)
+        if self.keep.grads and not encoder.pending:
+            self.gradients.watch(call.grad_input, leaves, encoder.special)
+        if self.keep.grads and self._sharded:  # a weight is another tensor while it is gathered
+            self._watch_parameters(self.nodes.reach(number))
         stack.append((number, id(kwargs), call, len(self.calls)))
 
     def _encoder(self, leaves: list[tuple[Tensor, TensorRef]]) -> Encoder:
@@ -321,12 +314,31 @@ class Watch:
         self._note_mutation(call, args, kwargs)
         leaves: list[tuple[Tensor, TensorRef]] = []
         encoder = self._encoder(leaves)
+        if number in self.nodes.lookups:
+            output = self.nodes.lookups[number][1].output(args[0], output)
         call.output = encoder.encode(output)
         call.opaque_output = encoder.opaque
-        if self.keep.grads:
-            self._watch_gradients(call.grad_output, leaves, encoder.special)
+        watch = functools.partial(self.gradients.watch, call.grad_output, leaves, encoder.special)
+        if self.keep.grads and not encoder.pending:
+            watch()
+        # Of a value inside others the gradients would be counted in the wrong place.
+        alone = any(call.output is place for _, place in encoder.pending)
+        self._await(number, encoder, watch if self.keep.grads and alone else None)
         call.leaves = []
         self.calls.append(call)
+
+    def _await(self, number: int, encoder: Encoder, then: Callable[[], None] | None = None) -> None:
+        """Values that are not there yet are recorded when the model itself waits for them."""
+
+        def arrived(place: dict[str, Any], value: Any) -> Any:
+            if "$opaque" in place and not self._ended:  # it may be waited for again
+                self._guarded(number, encoder.arrive, place, value)
+                if then is not None:
+                    self._guarded(number, then)
+            return value
+
+        for awaitable, place in encoder.pending:
+            awaitable.callbacks.append(functools.partial(arrived, place))
 
     def _note_mutation(self, call: SeenCall, args: Any, kwargs: Any) -> None:
         unchanged = [not self.snapshots.changed(t, ref) for t, ref in call.leaves]
@@ -341,51 +353,6 @@ class Watch:
         after = encoder.encode(args), encoder.encode(kwargs)
         if after != (call.args, call.kwargs):
             call.args_after, call.kwargs_after = after
-
-    # ---- gradients
-
-    def _watch_gradients(
-        self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]], special: list[Tensor]
-    ) -> None:
-        around = {id(inside(tensor)): tensor for tensor in special}
-        unique = list({id(tensor): tensor for tensor, _ in leaves}.values())
-        for place, plain in enumerate(unique):
-            tensor = around.get(id(plain), plain)
-            if tensor.requires_grad and torch.is_grad_enabled():
-                self.waits_for_gradients = True
-                self._undo.add(self._watch_gradient(into, str(place), tensor).remove)
-
-    def _watch_gradient(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
-        node, number = tensor.grad_fn, tensor.output_nr
-        if node is None:
-            leaf: Any = functools.partial(self._add_gradient, into, place)
-            leaf.__torch_unserializable__ = True  # else saving this tensor would warn
-            return tensor.register_hook(leaf)
-
-        def arrived(grads: tuple[Tensor | None, ...]) -> None:
-            if (grad := grads[number]) is not None:
-                self._add_gradient(into, place, grad)
-
-        # At the node: what arrives there has passed the hooks that the user put on the tensor.
-        return node.register_prehook(arrived)
-
-    def _param_grad(self, parameter: int, grad: Tensor) -> None:
-        ref = functools.partial(self._lookups.ref, parameter)
-        self._add_gradient(self.param_grads, parameter, grad, ref)
-
-    def _add_gradient(
-        self, into: dict[Any, Any], key: Any, grad: Tensor | None, ref: Any = None
-    ) -> None:
-        # A list: several backward passes of one step add up, which is done when it is stored.
-        if grad is None:  # a Function gave none
-            return
-        try:
-            with self._lock:
-                encoder = Encoder(ref or self.snapshots.ref)
-                into.setdefault(key, []).append(unseen(encoder.encode, grad))
-                self.waits_for_gradients = False
-        except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
-            into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]
 
 
 def _unhush() -> None:

@@ -24,7 +24,7 @@ def eager(module: nn.Module) -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model inside `torch.compile`, DataParallel and DistributedDataParallel wrappers.
+    """The model inside `torch.compile`, data parallel and model parallel wrappers.
 
     Returns:
         The inner model, and the class names of the wrappers around it, outermost first.
@@ -36,6 +36,9 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
             wrappers.append("torch.compile")
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = model.module
+            wrappers.append(type(model).__name__)
+        elif any(base.__name__ == "DistributedModelParallel" for base in type(model).__mro__):
+            inner = model._modules["_dmp_wrapped_module"] or model
             wrappers.append(type(model).__name__)
         else:
             return model, wrappers
@@ -54,20 +57,21 @@ def own_class(cls: type) -> type:
     """The class as its author wrote it: parametrising and `fully_shard` make others at run time."""
     parametrized = cls.__name__.startswith("Parametrized") and cls.__module__.startswith("torch.")
     bases = cls.__mro__[1:]
-    sharded = _of_framework(cls) and any(base.__name__ == "FSDPModule" for base in bases)
+    sharded = of_framework(cls) and any(base.__name__ == "FSDPModule" for base in bases)
     if not (parametrized or sharded):
         return cls
-    return own_class(next(base for base in bases if not _of_framework(base)))
+    return own_class(next(base for base in bases if not of_framework(base)))
 
 
 def is_framework_hook(hook: Any) -> bool:
     """Whether a sharding framework put it there: it moves weights and values, computes nothing."""
     hook = getattr(hook, "func", hook)
     owner = getattr(hook, "__self__", None)
-    return _of_framework(hook if owner is None else type(owner))
+    return of_framework(hook if owner is None else type(owner))
 
 
-def _of_framework(found: Any) -> bool:
+def of_framework(found: Any) -> bool:
+    """Whether a class or function is of a sharding framework."""
     return str(getattr(found, "__module__", "")).startswith(_FRAMEWORKS)
 
 

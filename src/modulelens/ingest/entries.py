@@ -8,7 +8,7 @@ capture becomes one record that names its node.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from modulelens.capture import Capture, Trace
 from modulelens.capture.nodes import LAZY
 from modulelens.capture.reach import reached
+from modulelens.capture.seen import SeenCall
 from modulelens.capture.source import source_of
-from modulelens.capture.watch import SeenCall
 from modulelens.capture.wrappers import clean_fqn, own_class
 from modulelens.context import RngState
 from modulelens.environment import is_own
@@ -153,12 +153,13 @@ class Ingest:
             model=trace.name,
             fqn=capture.fqn,
             cls=f"{cls.__module__}:{cls.__qualname__}",
+            wrapped_fqn=_joined(trace.wrapped_at, capture.fqn) if trace.wrapped_at else "",
             created=trace.created,
             trace_id=trace.id,
             step=trace.first_step,
             node=calls[0].node,
             depth=capture.fqn.count(".") + 1 if capture.fqn else 0,
-            params=_count(capture.module),
+            params=_count(nodes.modules[n] for n in nodes.subtree(capture.number)),
             own_bytes=sum(stored.sizes[digest] for digest in stored.used),
             init=self._nodes.init(capture.number),
             source=source_of(cls),
@@ -306,8 +307,13 @@ def _beside(classes: set[type]) -> dict[str, str]:
     return {name: digest for each in found for name, digest in sorted(each.items())}
 
 
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if not isinstance(p, LAZY))
+def _count(modules: Iterable[nn.Module]) -> int:
+    found = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
+    return sum(p.numel() for p in found.values() if not isinstance(p, LAZY))
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
 
 
 def _stream(value: Any, ref: Callable[[Tensor], Any]) -> Any:

@@ -26,6 +26,20 @@ def table_of(ref: TensorRef, kept: torch.UntypedStorage) -> torch.UntypedStorage
         Corrupted: The bytes are not those of so many rows of this table.
         NotRebuildable: The whole table cannot be made here.
     """
+    numbers, rows = rows_in(ref, kept)
+    total, size = ref.spec.shape[0], rows.shape[1]
+    made = zeros(total * size)
+    table = torch.empty(0, dtype=torch.uint8).set_(made, 0, (total, size), (size, 1))
+    table[numbers] = rows
+    return made
+
+
+def rows_in(ref: TensorRef, kept: torch.UntypedStorage) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of the kept rows, and their bytes, of shape (rows, bytes of one).
+
+    Raises:
+        Corrupted: As `table_of`.
+    """
     dtype, count, (total, *width) = dtype_of(ref.spec.dtype), ref.rows or 0, ref.spec.shape
     size = math.prod(width) * dtype.itemsize
     if min(count, total, *width) < 0 or kept.nbytes() != count * (size + 8):
@@ -34,10 +48,7 @@ def table_of(ref: TensorRef, kept: torch.UntypedStorage) -> torch.UntypedStorage
     numbers = plain[count * size :].clone().view(torch.int64)
     if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < total:
         raise Corrupted(f"a row's number is outside the {total:,} rows of its table")
-    made = zeros(total * size)
-    table = torch.empty(0, dtype=torch.uint8).set_(made, 0, (total, size), (size, 1))
-    table[numbers] = plain[: count * size].view(count, size)
-    return made
+    return numbers, plain[: count * size].view(count, size)
 
 
 def zeros(nbytes: int) -> torch.UntypedStorage:

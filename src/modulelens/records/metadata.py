@@ -19,7 +19,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of one module of one model.
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
-    entry needs, directly or through nodes, to its size. `step` counts the steps that were seen
+    entry needs, directly or through nodes, to its size. `wrapped_fqn` is its path in the wrapped
+    model, where wrappers were around it. `step` counts the steps that were seen
     before the first traced one. `sources` maps every class of the subtree that is not torch's own
     to the digest of its source; `beside` maps what these classes reach of the user's own, as
     `module:name` (helpers, constants, bases), to that of its code. `packages` are the top-level
@@ -34,6 +35,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     fqn: str
     cls: str
+    wrapped_fqn: str = ""
     version: int = 0
     created: str = ""
     trace_id: str = ""

@@ -25,7 +25,7 @@ from modulelens.tree.functions import enclosed, local_path
 from modulelens.tree.kinds import COMPOUNDS, LITERAL_BASES, LITERALS, SOURCES, to_base64
 from modulelens.tree.names import display_path, path_of
 from modulelens.tree.objects import attributes_of, data_base, no_object_rule, slots_of
-from modulelens.tree.shards import arrived
+from modulelens.tree.shards import arrived, is_awaitable
 from modulelens.tree.tensors import encode_special, is_parameter, is_plain
 
 _MAX_DEPTH = 120
@@ -68,6 +68,7 @@ class Encoder:
         self.layouts = True
         self.opaque: list[str] = []
         self.special: list[Tensor] = []
+        self.pending: list[tuple[Any, dict[str, Any]]] = []
 
     @property
     def count(self) -> int:
@@ -86,6 +87,23 @@ class Encoder:
             (rule for base, rule in _BY_BASE if isinstance(value, base)), Encoder._object
         )
         return rule(self, value, depth)
+
+    def arrive(self, place: dict[str, Any], value: Any) -> None:
+        """Puts a value that came later into its place, one of `pending`."""
+        encoded = self.encode(value)
+        # What is met twice has a number by the order of meeting, which no longer holds.
+        if isinstance(encoded, dict) and not self._repeats:
+            self.opaque.remove("{type}: {why}".format(**place["$opaque"]))
+            place.clear()
+            place.update(encoded)
+
+    def _awaited(self, value: Any, depth: int) -> Any:
+        inside = object.__getattribute__(value, "__dict__")  # other ways would wait
+        if inside["_result"] is not None:
+            return self.encode(inside["_result"], depth + 1)
+        place = self._refuse(value, "the step did not wait for it")
+        self.pending.append((value, place))
+        return place
 
     def _refuse(self, value: Any, why: str) -> dict[str, Any]:
         return self._opaque(display_path(type(value)), why)
@@ -219,6 +237,8 @@ class Encoder:
 
     def _object(self, value: Any, depth: int) -> Any:
         cls = type(value)
+        if is_awaitable(cls):
+            return self._awaited(value, depth)
         path = path_of(cls)
         if path and issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"):
             return {"$structseq": [path, self._all(value, depth)]}

@@ -5,12 +5,18 @@ Knows no process group: reading a record needs none, and what is made of it is t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from modulelens.errors import Corrupted, NotRebuildable
 
 #: The kind of value that a `DTensor` is.
 PART = "$dtensor"
+#: The kind of value that a table in blocks is, each with its place (row, column) in the whole.
+BLOCKS = "$blocks"
 
 
 def is_part(tensor: Tensor) -> bool:
@@ -25,6 +31,14 @@ def arrived(tensor: Any) -> Tensor | None:
     if cls.__name__ == "AsyncCollectiveTensor" and cls.__module__.startswith("torch.distributed."):
         return tensor.trigger_wait()  # type: ignore[no-any-return]
     return None
+
+
+def is_awaitable(cls: type) -> bool:
+    """Whether objects of the class stand for a value that TorchRec waits for when it is used."""
+    return any(
+        base.__name__ == "LazyAwaitable" and base.__module__.startswith("torchrec.")
+        for base in cls.__mro__
+    )
 
 
 def take_part(tensor: Any) -> dict[str, Any]:
@@ -55,6 +69,9 @@ def parts_in(value: Any) -> list[dict[str, Any]]:
         if PART in value:
             body = value[PART]
             return [body] if any(p["kind"] != "Replicate" for p in body["placements"]) else []
+        if BLOCKS in value:
+            body = value[BLOCKS]
+            return [body] if len(body["local"]) < len(body["blocks"]) else []
         value = list(value.values())
     return [b for item in value for b in parts_in(item)] if isinstance(value, (list, tuple)) else []
 
@@ -67,3 +84,25 @@ def _placement(placement: Any) -> dict[str, Any]:
 def part_made(local: Tensor, **_where: Any) -> Tensor:
     """The part as a plain tensor."""
     return local
+
+
+def table_made(
+    local: list[dict[str, Any]], blocks: list[Any], shape: list[int], ranks: list[int]
+) -> Tensor:
+    """The table, where all of its blocks are here.
+
+    Raises:
+        NotRebuildable: Other ranks have some.
+    """
+    if len(local) < len(blocks):
+        text = f"a table of {shape[0]:,} rows lies on ranks {ranks}: merge their entries"
+        raise NotRebuildable(text, reason="sharded")
+    parts: list[Tensor] = [part["block"] for part in local]
+    if len(parts) == 1 and list(parts[0].shape) == shape:
+        return parts[0]
+    if sum(part.numel() for part in parts) != math.prod(shape):
+        raise Corrupted(f"blocks of {[list(part.shape) for part in parts]} make no {shape}")
+    whole = torch.zeros(shape, dtype=parts[0].dtype, device=parts[0].device)
+    for part, (row, column) in zip(parts, (each["at"] for each in local), strict=True):
+        whole[row : row + len(part), column : column + part.shape[1]] = part
+    return whole

@@ -13,7 +13,7 @@ from torch.nested._internal import nested_tensor
 from modulelens.errors import NotRebuildable
 from modulelens.records import TensorSpec
 from modulelens.tree.names import Importer, path_of
-from modulelens.tree.shards import PART, is_part, part_made, take_part
+from modulelens.tree.shards import BLOCKS, PART, is_part, part_made, table_made, take_part
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
@@ -101,8 +101,8 @@ def decode_special(kind: str, body: dict[str, Any], decode: Code, importer: Impo
         NotRebuildable: Its class is not allowed.
     """
     parts = {n: decode(part) for n, part in body.items() if n not in ("requires_grad", "parameter")}
-    if kind == PART:
-        tensor = part_made(**parts)
+    if kind in _PARTS:
+        tensor = _PARTS[kind](**parts)
         if body.get("parameter"):
             # In place: other references to this object stay the same parameter (tied weights).
             tensor.__class__ = torch.nn.Parameter
@@ -222,7 +222,8 @@ def _from_data(cls: type[Tensor], data: Tensor, vars: dict[str, Any]) -> Tensor:
 
 
 _SUBCLASSES: dict[str, Callable[..., Tensor]] = {"$subclass": _from_inner, "$astensor": _from_data}
-SPECIAL_KINDS = frozenset({PART, *_LAYOUTS, *_SUBCLASSES})
+_PARTS: dict[str, Callable[..., Tensor]] = {PART: part_made, BLOCKS: table_made}
+SPECIAL_KINDS = frozenset({*_PARTS, *_LAYOUTS, *_SUBCLASSES})
 
 
 class _NonLeaf(torch.autograd.Function):

@@ -15,6 +15,8 @@ from modulelens.verify.trial import Trial, attempt, replaced
 
 #: The level of a call's outputs, why it is not exact, and the largest error.
 _Found = tuple[GradeLevel, tuple[str, str] | None, float]
+#: Why what ranks added up differs in the last bits.
+_SUMMED = "; ranks add their parts up in another order"
 _LEVELS = (GradeLevel.EXACT, GradeLevel.CLOSE, GradeLevel.SHAPE, GradeLevel.NO)
 
 
@@ -119,7 +121,8 @@ def _grade_outputs(replay: Replay, ready: Replayed, call: int, trial: Trial) -> 
     loose = verdict(compare(expected, output, same_code=False))
     worst = found.worst.max_abs if found.worst and found.worst.max_abs else 0.0
     if loose.status.passed:
-        return GradeLevel.CLOSE, (Reason.MISMATCH.value, found.reason), worst
+        text = f"{found.reason}{_SUMMED if replay.metadata.merged else ''}"
+        return GradeLevel.CLOSE, (Reason.MISMATCH.value, text), worst
     level, reason, _ = _steady(replay, ready, call, output)
     if level is GradeLevel.NO:
         return level, reason, worst
