@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -31,6 +32,34 @@ _CALL_VALUES = (
 )
 _NODE_VALUES = ("parameters", "buffers", "attributes")
 _DIGEST = re.compile(rb'"([0-9a-f]{64})"')
+
+
+def siblings(
+    wanted: Metadata, others: Iterable[Metadata], ranks: AbstractSet[int]
+) -> list[Metadata]:
+    """Of a collection, the newest entry of each of these ranks and its own, of one job and step."""
+    by_rank: dict[int, Metadata] = {}
+    for other in sorted(_same_step(wanted, others), key=lambda each: each.version):
+        if not other.merged and other.environment.rank in ranks | {wanted.environment.rank}:
+            by_rank[other.environment.rank] = other
+    return list(by_rank.values())
+
+
+def is_last(wanted: Metadata, ranks: AbstractSet[int], others: Iterable[Metadata]) -> bool:
+    """Whether it lies in parts on these ranks, and none is missing any more."""
+    there = {part.environment.rank for part in siblings(wanted, others, ranks)} if ranks else ranks
+    return bool(ranks) and ranks <= there
+
+
+def merged_before(wanted: Metadata, others: Iterable[Metadata]) -> bool:
+    """Whether another entry of the same parts, of the same step, was there before."""
+    same = (m for m in _same_step(wanted, others) if m.merged == wanted.merged)
+    return any(other.version < wanted.version for other in same)
+
+
+def _same_step(wanted: Metadata, others: Iterable[Metadata]) -> list[Metadata]:
+    job = wanted.environment.job
+    return [m for m in others if m.environment.job == job and m.step == wanted.step]
 
 
 def merge(store: LocalStore, parts: Sequence[Metadata]) -> tuple[Metadata, dict[str, Tensor]]:

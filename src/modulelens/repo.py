@@ -125,22 +125,9 @@ class Repo:
                 raise DiskFull(f"{error.message}; {missing}", hint=error.hint) from error
         if verify:
             self.verify(entries, progress=lambda done, _: report(len(entries) + done, total))
-        self._merge_all(entries, verify=verify)
+        if entries[0].metadata.environment.world_size > 1:
+            _merge_all(self, entries, verify=verify)
         return entries
-
-    def _merge_all(self, entries: Sequence[Entry], *, verify: bool) -> None:
-        """Merges those whose last part has come with them; a failure is a warning."""
-        for entry in entries:
-            if entry.metadata.environment.world_size == 1 or not (ranks := entry._replay().parts):
-                continue
-            if ranks <= {part.environment.rank for part in self._siblings(entry.metadata)}:
-                try:
-                    merged = self.merge(entry, verify=verify)
-                    if self._merged_before(merged.metadata):
-                        self.remove(merged)  # another rank was faster
-                except ModuleLensError as error:
-                    text = f"{entry.name}: its parts were not merged: {error}"
-                    warnings.warn(text, stacklevel=3)
 
     def merge(self, entry: Entry | str, *, verify: bool = True) -> Entry:
         """A new version: the whole module, of the parts that the ranks of its job stored.
@@ -150,38 +137,21 @@ class Repo:
             NotFound: The entry of a rank is missing.
             NotRebuildable: Parts lie in a way that cannot be put together.
         """
-        from modulelens.merge import merge
+        from modulelens.merge import merge, siblings
 
-        found = self[entry] if isinstance(entry, str) else entry
-        ranks = found._replay().parts
-        if not ranks:
+        found = self._as_entry(entry)
+        if not (ranks := found._replay().parts):
             raise UsageError(f"{found.name}@v{found.version} is whole: there is nothing to merge")
-        ranks |= {found.metadata.environment.rank}
-        same = [m for m in self._siblings(found.metadata) if m.environment.rank in ranks]
+        same = siblings(found.metadata, self._collection(found.metadata), ranks)
         with self._store.adding():
             (stored,) = self._store.put_entries([merge(self._store, same)])
-        merged = Entry(self._store, stored, self._allow)
+        made = self._entry(stored.id)
         if verify:
-            self.verify([merged])
-        return merged
+            self.verify([made])
+        return made
 
-    def _siblings(self, wanted: Metadata) -> list[Metadata]:
-        """The newest entry of each rank, of the same module, job and step."""
-        by_rank: dict[int, Metadata] = {}
-        for other in self._of_job(wanted):
-            rank = other.environment.rank
-            if not other.merged and (rank not in by_rank or other.version > by_rank[rank].version):
-                by_rank[rank] = other
-        return list(by_rank.values())
-
-    def _merged_before(self, wanted: Metadata) -> bool:
-        others = (m for m in self._of_job(wanted) if m.merged == wanted.merged)
-        return any(other.version < wanted.version for other in others)
-
-    def _of_job(self, wanted: Metadata) -> list[Metadata]:
-        job, found = wanted.environment.job, self.find({"model": wanted.model, "fqn": wanted.fqn})
-        same = (e.metadata for e in found if e.metadata.environment.job == job)
-        return [metadata for metadata in same if metadata.step == wanted.step]
+    def _collection(self, metadata: Metadata) -> list[Metadata]:
+        return [e.metadata for e in self.find({"model": metadata.model, "fqn": metadata.fqn})]
 
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
         """Replays entries in a warm worker process and stores their grades."""
@@ -346,6 +316,21 @@ class Repo:
 
     def _entry(self, entry_id: str) -> Entry:
         return Entry(self._store, self._store.metadata(entry_id), self._allow)
+
+
+def _merge_all(repo: Repo, entries: Sequence[Entry], *, verify: bool) -> None:
+    """Merges those whose last part has come with them; a failure is a warning."""
+    from modulelens.merge import is_last, merged_before
+
+    for entry in entries:
+        mine = entry.metadata
+        if is_last(mine, entry._replay().parts, repo._collection(mine)):
+            try:
+                made = repo.merge(entry, verify=verify)
+                if merged_before(made.metadata, repo._collection(mine)):
+                    repo.remove(made)  # another rank was faster
+            except ModuleLensError as error:
+                warnings.warn(f"the parts of {entry.name} stay apart: {error}", stacklevel=3)
 
 
 def _check_words(name: str, words: Sequence[str]) -> None:

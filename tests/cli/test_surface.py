@@ -13,8 +13,8 @@ from modulelens.cli import COMMANDS, load, main, parser, quick
 from modulelens.cli.commands import EXIT_CODES
 
 FROZEN = {
-    "trace": "SCRIPT... --modules --methods --model --name --steps --warmup --keep --grads "
-    "--no-verify -m --repo --json",
+    "trace": "SCRIPT... --modules --methods --model --name --steps --ranks --warmup "
+    "--keep --grads --no-verify -m --repo --json",
     "ls": "[PREFIX] --repo --limit --offset --json",
     "show": "REF --repo --call --source --json",
     "find": "TERMS... --repo --limit --offset --json",
@@ -23,6 +23,7 @@ FROZEN = {
     "profile": "REF --repo --limit --trace-file --json",
     "diff": "OLD NEW --repo --json",
     "export": "REF FILE --repo --json",
+    "merge": "REFS... --no-verify --repo --json",
     "tag": "REF TAGS... --repo --json",
     "alias": "REF NAME --repo --json",
     "remove": "REF --repo --force --json",

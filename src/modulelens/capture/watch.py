@@ -118,7 +118,7 @@ class Watch:
                 listen(self._undo, type(self.nodes.modules[number]), method, self)
         stepped: Any = torch_optimizer._global_optimizer_post_hooks
         put_hook(self._undo, stepped, lambda optimizer, *_: on_optimizer_step(optimizer))
-        self._wrap_ctc()
+        wrap_function(self._undo, "ctc_loss", functools.partial(_unshared, self.snapshots))
         noted = self.targets.union(*map(self.nodes.subtree, self.targets))
         if self.keep.embedding_rows == "touched":
             modules = self.nodes.modules
@@ -159,16 +159,6 @@ class Watch:
             self._own_hooks.add(put_hook(self._undo, module._forward_pre_hooks, enter, marks))
         self._undo.add(lambda: marks.pop(hook_id, None))
         marks[hook_id] = True
-
-    def _wrap_ctc(self) -> None:
-        def unshared(original: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            # Its backward writes inside a parallel region, where a shared page can't be copied.
-            self.snapshots.never_share(log_probs)
-            loss: Tensor = original(log_probs, *args, **kwargs)
-            self.snapshots.never_share(loss)
-            return loss
-
-        wrap_function(self._undo, "ctc_loss", unshared)
 
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
         arrived = self.gradients.parameter
@@ -353,6 +343,16 @@ class Watch:
         after = encoder.encode(args), encoder.encode(kwargs)
         if after != (call.args, call.kwargs):
             call.args_after, call.kwargs_after = after
+
+
+def _unshared(
+    snapshots: Snapshots, original: Any, log_probs: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    # The backward of `ctc_loss` writes inside a parallel region, where no shared page is copied.
+    snapshots.never_share(log_probs)
+    loss: Tensor = original(log_probs, *args, **kwargs)
+    snapshots.never_share(loss)
+    return loss
 
 
 def _unhush() -> None:
