@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True)
 if "MODULELENS_FUZZ" not in os.environ:
     settings.load_profile("same")
+
+# A shell starts what runs in its background deaf to Ctrl-C, which tests send to their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Some tests fork, which a pool of threads does not survive; and bits depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
