@@ -322,15 +322,20 @@ def _merge_all(repo: Repo, entries: Sequence[Entry], *, verify: bool) -> None:
     """Merges those whose last part has come with them; a failure is a warning."""
     from modulelens.merge import is_last, merged_before
 
+    made = []
     for entry in entries:
         mine = entry.metadata
         if is_last(mine, entry._replay().parts, repo._collection(mine)):
             try:
-                made = repo.merge(entry, verify=verify)
-                if merged_before(made.metadata, repo._collection(mine)):
-                    repo.remove(made)  # another rank was faster
+                merged = repo.merge(entry, verify=False)
+                if merged_before(merged.metadata, repo._collection(mine)):
+                    repo.remove(merged)  # another rank was faster
+                else:
+                    made.append(merged)
             except ModuleLensError as error:
                 warnings.warn(f"the parts of {entry.name} stay apart: {error}", stacklevel=3)
+    if verify and made:
+        repo.verify(made)
 
 
 def _check_words(name: str, words: Sequence[str]) -> None:
