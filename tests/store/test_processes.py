@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import resource
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,6 +17,7 @@ from tests.store.samples import Child, add, metadata, put_entry, run
 from modulelens.errors import Conflict, DiskFull
 from modulelens.store import LocalStore
 from modulelens.store.index import Index
+from modulelens.store.layout import open_layout
 
 
 def add_many(root, name, count, send):
@@ -252,3 +256,19 @@ def test_blobs_written_in_the_background_are_there_before_their_entry(tmp_path):
 
     assert run(overflow) == ["1"]
     assert store.gc().removed_blobs == 1
+
+
+def test_those_who_open_a_new_repo_at_once_can_all_write(tmp_path: Path) -> None:
+    """As the ranks of a job do: one of them makes it while the others look."""
+    count = 8
+    start = threading.Barrier(count)
+
+    def opened(root: Path) -> bool:
+        start.wait()
+        layout = open_layout(root)
+        return layout.writable and layout.tmp.is_dir()
+
+    with ThreadPoolExecutor(count) as pool:
+        for number in range(150):
+            found = pool.map(opened, [tmp_path / f"{number}"] * count)
+            assert all(found)

@@ -185,6 +185,8 @@ def open_layout(root: Path, *, create: bool = True) -> Layout:
             )
         if not create:
             raise NotFound(f"no repo at {root}", hint="add something to it first, or give --repo")
+    else:
+        layout.writable = os.access(root, os.W_OK)  # another process may just have made it
     if is_new or layout.writable:
         data = to_json(_Format(FORMAT))
         with space_for("a new repo", root, len(data)):
