@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import uuid
 from pathlib import Path
+from typing import Any
 
 from modulelens.records import Environment
 
@@ -115,10 +116,16 @@ def _run_git(folder: str, *words: str) -> str:
 
 def _rank() -> tuple[int, int]:
     """Rank and world size: of the process group, else as `torchrun` sets them."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if (distributed := _with_group()) is not None:
         return int(distributed.get_rank()), int(distributed.get_world_size())
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _with_group() -> Any:
+    """`torch.distributed`, where a process group is there."""
+    found = sys.modules.get("torch.distributed")
+    there = found is not None and found.is_available() and found.is_initialized()
+    return found if there else None
 
 
 def _job() -> str:
@@ -126,8 +133,7 @@ def _job() -> str:
 
     No rank waits for another one.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+    if (distributed := _with_group()) is None:
         return ""
     try:
         store = distributed.distributed_c10d._get_default_store()

@@ -17,9 +17,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from modulelens.errors import Corrupted, NotFound, NotRebuildable
+from modulelens.errors import Corrupted, ModuleLensError, NotFound, NotRebuildable
 from modulelens.rebuild.table import rows_in
-from modulelens.records import Call, Metadata, ModuleNode, TensorRef, TensorSpec, as_ref, to_json
+from modulelens.records import (
+    Call,
+    Metadata,
+    ModuleNode,
+    TensorRef,
+    TensorSpec,
+    as_ref,
+    tensor_refs,
+    to_json,
+)
 from modulelens.replay import Replay
 from modulelens.store import LocalStore
 from modulelens.stored import payload_of
@@ -72,8 +81,18 @@ def merge(store: LocalStore, parts: Sequence[Metadata]) -> tuple[Metadata, dict[
     Raises:
         NotFound: A rank's entry is missing.
         NotRebuildable: Parts lie in a way that has no rule here.
+        Corrupted: Records do not fit together, or say more than their bytes hold.
     """
-    return _Merge(store, sorted(parts, key=lambda part: part.environment.rank)).run()
+    ordered = sorted(parts, key=lambda part: part.environment.rank)
+    try:
+        return _Merge(store, ordered).run()
+    except ModuleLensError:
+        raise
+    except Exception as error:  # boundary: what the ranks' records say goes into torch's functions
+        text = (
+            f"the parts of {ordered[0].name} do not fit together: {type(error).__name__}: {error}"
+        )
+        raise Corrupted(text) from error
 
 
 class _Merge:
@@ -90,7 +109,10 @@ class _Merge:
     def run(self) -> tuple[Metadata, dict[str, Tensor]]:
         """Merges calls and nodes, and says what of the first rank's bytes is still needed."""
         first = self._parts[0]
-        calls = tuple(self._call(found) for found in zip(*(p.calls for p in self._parts)))  # noqa: B905
+        counts = [len(part.calls) for part in self._parts]
+        together = zip(*(part.calls for part in self._parts), strict=False)
+        calls = tuple(self._call(found) for found in together)
+        told = f"ranks kept {counts} calls: only the first {min(counts)} are put together"
         grads = self.value([part.param_grads for part in self._parts])
         self._texts.append(to_json(msgspec.structs.replace(first, calls=calls, param_grads=grads)))
         used = {found.decode() for text in self._texts for found in _DIGEST.findall(text)}
@@ -102,7 +124,11 @@ class _Merge:
             calls=calls,
             param_grads=grads,
             blobs={digest: sizes[digest] for digest in sorted(used & sizes.keys())},
+            own_bytes=sum(sizes[digest] for digest in used & sizes.keys()),
             grade=None,
+            measurement=None,  # of a part
+            profile=None,
+            warnings=first.warnings + (told,) * (min(counts) < max(counts)),
             table_rows=first.table_rows | self._rows,
             merged=tuple(part.environment.rank for part in self._parts),
         )
@@ -124,8 +150,9 @@ class _Merge:
             }
             values = {name: self.value([getattr(n, name) for n in nodes]) for name in _NODE_VALUES}
             for name, value in values["parameters"].items():
-                if (ref := _parameter(value)) and ref.rows is not None:
-                    self._rows.setdefault(f"{path}{name}", (ref.rows, ref.spec.shape[0]))
+                for ref in tensor_refs(value, "$parameter"):
+                    if ref.rows is not None:
+                        self._rows.setdefault(f"{path}{name}", (ref.rows, ref.spec.shape[0]))
             data = to_json(msgspec.structs.replace(nodes[0], children=children, **values))
             self._texts.append(data)
             self._nodes[digests] = self._put(data)
@@ -153,16 +180,16 @@ class _Merge:
     def _whole(self, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
         body = bodies[0]
         local = next(iter(body["local"].values()))
-        key = as_ref(local).object
-        if key < 0 or key not in self._made:
+        number = as_ref(local).object
+        key: Any = number if number >= 0 else ("of no object", len(self._made))
+        if key not in self._made:
             ranks = self._ranks(body)
             order = [ranks.index(rank) for rank in body["ranks"]]
-            locals_ = [_local(self._replays[i], bodies[i]) for i in order]
-            whole = torch.empty_strided(body["shape"], body["stride"], dtype=locals_[0].dtype)
-            whole.copy_(join(locals_, body["mesh"], body["placements"]))
+            locals_ = [self._replays[i].value(bodies[i]["local"]).detach() for i in order]
+            whole = _in_layout(join(locals_, body["mesh"], body["placements"]), body)
             flat = torch.empty(0, dtype=torch.uint8).set_(whole.untyped_storage())
             self._made[key] = self._ref(
-                body, spec_of(whole), flat, object=key, leaf=as_ref(local).leaf
+                body, spec_of(whole), flat, object=number, leaf=as_ref(local).leaf
             )
         return self._made[key]
 
@@ -211,6 +238,9 @@ class _Merge:
         numbers = torch.arange(0 if partly else total)
         if partly:
             numbers = torch.cat([own + row for own, _, row, _ in found]).unique()
+        most = len(found) * sum(rows.numel() for _, rows, *_ in found)  # blocks side by side
+        if len(numbers) * width > most or (len(numbers) and int(numbers.max()) >= total):
+            raise Corrupted(f"{len(found)} blocks make no table of {total:,} x {width:,}")
         whole = torch.zeros(len(numbers), width, dtype=found[0][1].dtype)
         for own, rows, row, column in found:
             places = torch.searchsorted(numbers, own + row)
@@ -260,14 +290,12 @@ def join(parts: Sequence[Tensor], mesh: Sequence[int], placements: Sequence[Any]
     raise NotRebuildable(f"parts that lie as {placements[0]} have no rule", reason="sharded")
 
 
-def _local(replay: Replay, body: dict[str, Any]) -> Tensor:
-    made: Tensor = replay.value(body["local"])
-    return made.detach()
-
-
-def _parameter(value: Any) -> TensorRef | None:
-    found = value.get("$parameter") if isinstance(value, dict) else None
-    return None if found is None else as_ref(found)
+def _in_layout(whole: Tensor, body: dict[str, Any]) -> Tensor:
+    """In memory with the strides that the live one had; where those have no gaps."""
+    if list(whole.shape) != body["shape"]:
+        raise Corrupted(f"parts make a tensor of {list(whole.shape)}, not {body['shape']}")
+    order = sorted(range(whole.dim()), key=lambda dim: -body["stride"][dim])
+    return whole.permute(order).contiguous().permute([order.index(d) for d in range(whole.dim())])
 
 
 def _child(node: ModuleNode, name: str) -> str:

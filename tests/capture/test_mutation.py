@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import modulelens as ml
 from modulelens.capture import hook
@@ -121,3 +122,46 @@ def test_memory_that_is_freed_and_grown_is_the_users_own(tmp_path: Path) -> None
     gc.collect()
     assert len(hook._guards) == others
     assert others or "resize_" not in vars(torch.Tensor)
+
+
+def _layouts() -> dict[str, tuple[Tensor, Tensor]]:
+    small, large = torch.eye(3), torch.eye(5)
+    return {
+        "coo": (small.to_sparse(), large.to_sparse()),
+        "csr": (small.to_sparse_csr(), large.to_sparse_csr()),
+        "meta": (small.to("meta"), large.to("meta")),
+        "strided": (small.clone(), large.clone()),
+    }
+
+
+class Noting(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", ["coo", "csr", "meta", "strided"])
+def test_what_shares_no_memory_is_resized_as_ever(layout: str) -> None:
+    small, large = _layouts()[layout]
+    with ml.trace(nn.Identity()) as trace:
+        trace.model(torch.ones(2))
+        with Noting() as noting:
+            small.resize_as_(large)
+    assert small.shape == large.shape
+    assert noting.seen == ["resize_as_"]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_transformed_tensor_is_resized_as_ever() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape).resize_as_(x) + 2 * x
+
+    with ml.trace(nn.Identity()) as trace:
+        trace.model(torch.ones(2))
+        found = torch.func.vmap(doubled)(torch.ones(3, 2))
+    assert found.equal(torch.full((3, 2), 2.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import modulelens as ml
+from modulelens.capture.nodes import Nodes, OwnState
+from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.unchanged import Unchanged
 
 
@@ -173,3 +176,35 @@ def test_modules_in_plain_attributes_have_the_state_of_each_call(tmp_path, modul
         assert entry.rebuild(call=call).listed[0].seen == call
         assert entry.check(call=call).status == "EXACT"
     assert "Counts" in " ".join(entry.metadata.calls[0].notes)
+
+
+def _own(value: object, *, parts: bool) -> OwnState:
+    weight: dict[str, Any] = {"$parameter": value}
+    if parts:
+        where = {"placements": [{"kind": "Shard", "dim": 0}], "ranks": [0, 1]}
+        weight = {"$dtensor": {"local": {"$tensor": value}, **where}}
+    return dataclasses.replace(_EMPTY, parameters={"weight": weight})
+
+
+_EMPTY = OwnState("m:A", True, {}, {}, (), {}, (), (), (), (), (), {}, "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "filled"),
+    [
+        ("aA", "AA"),
+        ("aAa", "AAA"),
+        ("aAabBb", "AAABBB"),
+        ("abBb", "aBBB"),  # not called in the first step: nothing gathered its weight there
+        ("aAab", "AAAb"),
+        ("AB", "AB"),
+        ("ab", "ab"),
+    ],
+)
+def test_shards_have_the_weight_that_was_gathered_of_them(seen: str, filled: str) -> None:
+    """Small letters are shards of what the large one is whole; an optimizer makes the next one."""
+    nodes = Nodes(nn.Linear(1, 1), Snapshots(), set())
+    states = {letter: _own(letter.lower(), parts=letter.islower()) for letter in "abAB"}
+    nodes.versions = [[(moment, states[letter]) for moment, letter in enumerate(seen)]]
+    nodes.fill_shards()
+    assert [state for _, state in nodes.versions[0]] == [states[letter] for letter in filled]

@@ -336,3 +336,22 @@ def test_a_part_of_a_model_is_traced_while_the_whole_is() -> None:
     assert [c.fqn for c in part.captures] == ["", "0", "1"]
     assert [c.fqn for c in whole.captures] == ["", "left", "left.0", "left.1", "right", "right.1"]
     assert hooks_of(model) == {}
+
+
+class DistributedModelParallel(nn.Module):
+    """The user's own, which only has the name of a wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x)
+
+
+def test_a_model_that_has_a_wrappers_name_is_a_model() -> None:
+    model = DistributedModelParallel()
+    with ml.trace(model) as trace:
+        model(torch.ones(1, 2))
+    assert trace.name == "DistributedModelParallel"
+    assert [c.fqn for c in trace.captures] == ["", "lin"]

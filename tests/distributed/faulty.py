@@ -1,7 +1,8 @@
 """One rank of a training whose tracing or whose life fails on one rank. See `test_faults.py`.
 
 FAULT (environment): "tracer" (the tracer's own code raises on rank 0), "store" (storing raises),
-"killed" (rank 1 dies in the traced step), "" (none).
+"killed" (rank 1 dies in the traced step), "script" (rank 0 raises after it), "leaves" (rank 0 exits
+with a code after it), "" (none).
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def main() -> None:
         loss = model(torch.full((2, 8), 0.1 * (step + rank))).square().mean()
         if FAULT == "killed" and step == 1 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == 2 and rank == 0:
+            if FAULT == "script":
+                raise ValueError("the script's own")
+            if FAULT == "leaves":
+                raise SystemExit(9)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -72,6 +72,43 @@ def test_a_rank_that_is_killed_leaves_what_the_other_wrote_readable(tmp_path):
     output, code = traced(tmp_path / "repo", fault="killed")
     assert code != 0
     assert ends(output) == []
-    if (tmp_path / "repo").exists():
-        assert all(e.check().status is ml.Status.EXACT for e in ml.Repo(tmp_path / "repo").find())
-        assert not ml.Repo(tmp_path / "repo").fsck().problems
+    repo = ml.Repo(tmp_path / "repo")
+    assert repo.fsck().ok
+    assert all(e.check().status is ml.Status.EXACT for e in repo.find())
+    (tmp_path / "repo" / "index.sqlite").unlink(missing_ok=True)
+    assert repo.reindex() == len(repo.find())
+
+
+@pytest.mark.parametrize("fault", ["script", "leaves"])
+def test_a_script_that_fails_after_its_traced_step_fails_the_job(fault, tmp_path):
+    output, code = traced(tmp_path / "repo", fault=fault, ranks="0")
+    assert code != 0, output
+    assert ends(output) == []
+    entries = ml.Repo(tmp_path / "repo").find()
+    assert {e.fqn for e in entries} == {"", "up", "down"}
+    assert {e.metadata.environment.rank for e in entries} == {0}
+    assert all("the script ended by" in " ".join(e.metadata.warnings) for e in entries)
+
+
+def test_where_no_repo_can_be_the_script_still_ends_as_it_would(untraced, tmp_path):
+    (tmp_path / "repo").write_text("no folder")
+    output, code = traced(tmp_path / "repo")
+    assert (code, ends(output)) == (0, untraced)
+    assert "rank 0 stored nothing" in output
+    output, code = traced(tmp_path / "repo", fault="script")
+    assert code != 0
+    assert "the script's own" in output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--keep", "half"), ("--ranks", "two"), ("--steps", "0"), ("-m",)],
+    ids=["keep", "ranks", "steps", "script"],
+)
+def test_a_mistake_of_the_command_line_is_one(words, tmp_path):
+    script = "no_such_script.py" if words == ("-m",) else JOB
+    wish = () if words == ("-m",) else words
+    command = ("-m", "modulelens", "trace", *wish, "--repo", tmp_path / "repo", "--", script)
+    done = started(2, *command)
+    assert done.returncode != 0
+    assert ends(done.stdout) == []

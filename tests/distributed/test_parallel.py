@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import resource
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.distributed.launch import launch
 from tests.distributed.models import Attention, Block, Decoder
 
 import modulelens as ml
+from modulelens.merge import merge
+from modulelens.tree.shards import parts_in
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -123,3 +130,57 @@ def test_parts_on_a_grid_are_merged_for_each_batch(fours):
     weights = [root.rebuild().layers[1].mlp.up.weight for root in roots]
     assert weights[0].shape == (32, 16)
     assert weights[0].equal(weights[1])
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "shape of terabytes": lambda b: b.update(shape=[1 << 40, 7, 16]),
+    "negative shape": lambda b: b.update(shape=[-3, 7, 16]),
+    "shape of another kind": lambda b: b.update(shape="large"),
+    "strides of terabytes": lambda b: b.update(stride=[1 << 50, 16, 1]),
+    "no strides": lambda b: b.update(stride=[]),
+    "a larger mesh": lambda b: b.update(mesh=[1 << 30]),
+    "an empty mesh": lambda b: b.update(mesh=[0]),
+    "no ranks": lambda b: b.update(ranks=[]),
+    "ranks of another kind": lambda b: b.update(ranks=["0", None]),
+    "unknown placement": lambda b: b.update(placements=[{"kind": "Elsewhere"}]),
+    "a dimension that is not there": lambda b: b.update(placements=[{"kind": "Shard", "dim": 9}]),
+    "placements of another kind": lambda b: b.update(placements=[None]),
+    "another sum": lambda b: b.update(placements=[{"kind": "Partial", "reduce_op": "max"}]),
+    "no part": lambda b: b.pop("local"),
+    "a part of another kind": lambda b: b.update(local={"$tensor": 3}),
+    "nothing": lambda b: b.clear(),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_strangers_parts_end_in_a_named_error(pairs, attack):
+    """A repo is shared: what a record says of a part is checked before memory is taken for it."""
+    store = ml.Repo(pairs / "tp")._store
+    found = ml.Repo(pairs / "tp").versions("tp/layers.0.mlp.down")
+    parts = [e.metadata for e in found if not e.metadata.merged]
+    assert merge(store, parts)[0].merged == (0, 1)
+    forged = copy.deepcopy(parts)
+    for part in forged:
+        HOSTILE[attack](part.calls[0].output["$dtensor"])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if attack == "strides of terabytes":  # their order is all that is taken of them
+        assert merge(store, forged)[0].merged == (0, 1)
+    else:
+        with pytest.raises(ml.errors.ModuleLensError):
+            merge(store, forged)
+            list(parts_in(forged[0].calls[0].output))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_what_was_measured_of_a_part_is_not_said_of_the_whole(pairs):
+    store = ml.Repo(pairs / "tp")._store
+    found = ml.Repo(pairs / "tp").versions("tp/layers.0.mlp.up")
+    parts = [e.metadata for e in found if not e.metadata.merged]
+    one = found[-1].benchmark(budget_s=0.05)
+    measured = [msgspec.structs.replace(part, measurement=one) for part in parts]
+    calls = (*parts[0].calls, *parts[0].calls)
+    measured[0] = msgspec.structs.replace(measured[0], calls=calls)
+    record, _ = merge(store, measured)
+    assert record.measurement is None
+    assert record.own_bytes == sum(record.blobs.values())
+    assert any("only the first 1 are put together" in text for text in record.warnings)

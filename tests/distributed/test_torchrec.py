@@ -5,15 +5,13 @@ One job traces every kind; this process never joins it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.distributed.launch import launch
 
 import modulelens as ml
 from modulelens.errors import NotFound
@@ -23,7 +21,6 @@ with warnings.catch_warnings():
     pytest.importorskip("fbgemm_gpu", reason="torchrec needs fbgemm-gpu-cpu")
     pytest.importorskip("torchrec", reason="needs torchrec")
 
-ROOT = Path(__file__).parents[2]
 KINDS = [
     "table_wise",
     "swapped",
@@ -79,19 +76,7 @@ class Job:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     path = tmp_path_factory.mktemp("job") / "repo"
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
-    command += ["--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "localhost:0"]
-    command += ["-m", "tests.distributed.train_ranking", str(path), *KINDS]
-    environment = os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
-    }
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch(2, "-m", "tests.distributed.train_ranking", path, *KINDS)
     repo = ml.Repo(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some entries cannot be rebuilt, as the tests say

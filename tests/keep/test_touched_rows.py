@@ -14,6 +14,7 @@ from tests.capture.loop import add_unverified
 from torch import Tensor, nn
 
 import modulelens as ml
+from modulelens.capture.snapshot import Snapshots
 from modulelens.errors import Corrupted
 from modulelens.rebuild.table import table_of, zeros
 from modulelens.records import Reason, TensorRef, TensorSpec
@@ -557,3 +558,38 @@ def test_a_lookup_that_cannot_be_noted_keeps_the_table_whole(tmp_path: Path) -> 
     _, entries = traced(LooksUpInBatches(), lambda m: m(ids(5, 6)), tmp_path)
     assert not entries[""].metadata.table_rows
     assert all(grade(entry._replay()).level == "exact" for entry in entries.values())
+
+
+class FreesItsTable(nn.Module):
+    """Writes to its table past the counter, then frees its memory, as a sharding framework does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = table().requires_grad_(False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        found = self.table(numbers)
+        self.table.weight.data.mul_(0.5)
+        self.table.weight.untyped_storage().resize_(0)
+        return found
+
+
+def test_a_table_whose_memory_is_freed_in_the_forward_harms_nobody(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = FreesItsTable()
+    wanted = copy.deepcopy(model)(X)
+    with ml.trace(model, name="m") as trace:
+        assert model(X).equal(wanted)
+    entries = {e.fqn: e for e in ml.Repo(tmp_path).add(trace, verify=False)}
+    assert entries["table"].check().status is ml.Status.EXACT
+
+
+def test_what_goes_wrong_with_tables_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        raise RuntimeError("no pages")
+
+    monkeypatch.setattr(Snapshots, "release_tables", broken)
+    model = table()
+    with ml.trace(model) as trace:
+        model(X)
+    assert any("no pages" in text for text in trace.warnings)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from modulelens.capture.seen import SeenCall
+from modulelens.capture.seen import OUTSIDE, SeenCall
 from modulelens.capture.select import matches, other_methods
 from modulelens.capture.wrappers import clean_fqn, of_framework, own_class
 from modulelens.records import Coverage, CoverageList, Fate, tensor_refs
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from modulelens.capture.trace import Trace
 
 _LATE = "made or put in place within the traced step, so not recorded: trace a later one"
+_INNER = "its table is looked up by the sharded collection, as a whole"
+_NOT_RETURNED = "its call did not return (an exception inside, or a step that ended within it)"
+_STANDS_IN = "an attribute of that name on the object stands in for it; trace before it"
+_NO_GRADIENT = (
+    "no gradient arrived: backward did not run before it ended, and the next outermost call ends"
+    " it; for a backward over several calls trace a module that makes them"
+)
 _REGISTERS = frozenset(vars(nn.Module()))
 
 
@@ -113,34 +121,24 @@ def coverage_of(trace: Trace) -> CoverageList:
 
 def _fate(trace: Trace, number: int, called: dict[int, Capture]) -> Coverage:
     module, fqn = trace.nodes.modules[number], trace.nodes.fqns[number]
-    cls = display_path(own_class(type(module)))
     recomputes = sum(w.recomputes.get(number, 0) for w in trace.watches)
     failure = next((w.failures[number] for w in trace.watches if number in w.failures), "")
-    capture = called.get(number)
+    cls = display_path(own_class(type(module)))
+    told = functools.partial(Coverage, fqn=fqn, cls=cls, recomputes=recomputes)
     if failure:
-        reason = f"could not be recorded: {failure}"
-        return Coverage(fqn=fqn, cls=cls, fate=Fate.REFUSED, reason=reason, recomputes=recomputes)
-    if capture is not None:
-        return Coverage(
-            fqn=fqn,
-            cls=cls,
-            fate=Fate.RECORDED,
-            calls=len(capture.calls),
-            dropped_calls=capture.dropped_calls,
-            recomputes=recomputes,
-            table_rows=capture.table_rows,
-        )
+        return told(fate=Fate.REFUSED, reason=f"could not be recorded: {failure}")
+    if capture := called.get(number):
+        calls, dropped, rows = len(capture.calls), capture.dropped_calls, capture.table_rows
+        return told(fate=Fate.RECORDED, calls=calls, dropped_calls=dropped, table_rows=rows)
     if number in trace.nodes.inner:
-        reason = "its table is looked up by the sharded collection, as a whole"
-        return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
+        return told(fate=Fate.NOT_CALLED, reason=_INNER)
     if not trace.watches:
         reason = "; ".join(trace.warnings) or "no step was traced"
-        return Coverage(fqn=fqn, cls=cls, fate=Fate.NOT_CALLED, reason=reason)
+        return told(fate=Fate.NOT_CALLED, reason=reason)
     if any(w.counts[number] for w in trace.watches):
-        reason = "its call did not return (an exception inside, or a step that ended within it)"
-        return Coverage(fqn=fqn, cls=cls, fate=Fate.REFUSED, reason=reason)
+        return told(fate=Fate.REFUSED, reason=_NOT_RETURNED)
     fate, reason = _within(trace, number, called) or _uncalled(module, fqn)
-    return Coverage(fqn=fqn, cls=cls, fate=fate, reason=reason, recomputes=recomputes)
+    return told(fate=fate, reason=reason)
 
 
 def _within(trace: Trace, number: int, called: dict[int, Capture]) -> tuple[Fate, str] | None:
@@ -176,27 +174,19 @@ def _uncalled(module: nn.Module, fqn: str) -> tuple[Fate, str]:
 def missed(trace: Trace) -> list[str]:
     """What was asked for besides modules and did not come: methods, and gradients."""
     heard = {(call.number, call.method) for watch in trace.watches for call in watch.calls}
-    full = {
-        n for watch in trace.watches for n, c in watch.counts.items() if c > trace.keep.max_calls
-    }
+    counts = [count for watch in trace.watches for count in watch.counts.items()]
+    full = {number for number, count in counts if count > trace.keep.max_calls}
     found = []
-    for number, names in trace.methods.items():
-        module, fqn = trace.nodes.modules[number], trace.nodes.fqns[number] or "the model"
-        for name in names:
-            if number not in full and (number, name) not in heard:
-                instead = (
-                    "an attribute of that name on the object stands in for it; trace before it"
-                )
-                why = instead if name in vars(module) else "not called by its name in the steps"
+    for number in trace.methods.keys() - full:
+        inside, fqn = vars(trace.nodes.modules[number]), trace.nodes.fqns[number] or "the model"
+        for name in trace.methods[number]:
+            if (number, name) not in heard:
+                why = _STANDS_IN if name in inside else "not called by its name in the steps"
                 found.append(f"no call of {name!r} of {fqn} was recorded: {why}")
     for watch in trace.watches:
-        if watch.gradients.awaited:
-            found.append(
-                f"no gradient arrived in traced step {watch.step}: backward did not run before it"
-                " ended, and the next outermost call ends it; for a backward over several calls"
-                " trace a module that makes them"
-            )
-    return found
+        told = (watch.failures.get(OUTSIDE), _NO_GRADIENT if watch.gradients.awaited else None)
+        found += (f"traced step {watch.step}: {text}" for text in told if text)
+    return sorted(found)
 
 
 def unregistered(model: nn.Module) -> list[str]:

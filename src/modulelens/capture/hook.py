@@ -107,11 +107,8 @@ def unseen(action: Callable[..., Any], *args: Any) -> Any:
         return action(*args)
 
 
-_RESIZES: tuple[tuple[Any, str], ...] = (
-    (torch.UntypedStorage, "resize_"),
-    (torch.Tensor, "resize_"),
-    (torch.Tensor, "resize_as_"),
-)
+_STORAGE: Any = torch.UntypedStorage
+_RESIZES = ((_STORAGE, "resize_"), (torch.Tensor, "resize_"), (torch.Tensor, "resize_as_"))
 _guards: list[Undo] = []
 
 
@@ -135,11 +132,17 @@ def guard_resizes(undo: Undo) -> None:
             setattr(cls, name, _owning(getattr(cls, name)))
 
 
+def _own(memory: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # sparse, wrapped, fake: it has none to share
+        if not isinstance(memory, torch.Tensor) or _C._is_cow_tensor(memory):
+            memory.data_ptr()  # asked for where it is, it is made its own
+
+
 def _owning(original: Any) -> Any:
     @functools.wraps(original)
     def resize(memory: Any, *args: Any, **kwargs: Any) -> Any:
-        if memory.device.type == "cpu" and not torch.compiler.is_compiling():
-            memory.data_ptr()  # asked for where it is, it is made its own
+        if not torch.compiler.is_compiling():
+            unseen(_own, memory)
         return original(memory, *args, **kwargs)
 
     marked: Any = resize

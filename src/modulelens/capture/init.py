@@ -74,12 +74,8 @@ def init_record(module: nn.Module) -> InitRecord | None:
     A record is dropped when no constructor confirmed it, when the module's class changed since
     (lazy modules), or when it does not bind to the class's signature.
     """
-    record = vars(module).get(KEY)
-    if (
-        not isinstance(record, InitRecord)
-        or not record.confirmed
-        or record.cls is not own_class(type(module))
-    ):
+    record, cls = vars(module).get(KEY), own_class(type(module))
+    if not isinstance(record, InitRecord) or not record.confirmed or record.cls is not cls:
         return None
     try:
         inspect.signature(record.cls.__init__).bind(module, *record.args, **record.kwargs)

@@ -8,6 +8,7 @@ from typing import Literal
 from modulelens.errors import UsageError
 
 Content = Literal["full", "shape"]
+_LIMITS = ("max_bytes", "max_module_bytes")
 _CHOICES = {
     "tensors": ("full", "shape"),
     "weights": ("full", "shape"),
@@ -42,19 +43,13 @@ class Keep:
     embedding_rows: Literal["touched", "all"] = "touched"
 
     def __post_init__(self) -> None:
-        least_one = "a whole number of at least 1"
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 self._refuse(name, " or ".join(map(repr, choices)))
-        if not _is_limit(self.max_calls):
-            self._refuse("max_calls", least_one)
-        for name in ("max_bytes", "max_module_bytes"):
-            if getattr(self, name) is not None and not _is_limit(getattr(self, name)):
-                self._refuse(name, f"{least_one}, or None")
+        for name, or_none in (("max_calls", ""), *dict.fromkeys(_LIMITS, ", or None").items()):
+            limit = getattr(self, name)
+            if not ((type(limit) is int and limit >= 1) or (limit is None and or_none)):
+                self._refuse(name, f"a whole number of at least 1{or_none}")
 
     def _refuse(self, name: str, use: str) -> None:
         raise UsageError(f"Keep({name}={getattr(self, name)!r}): use {use}")
-
-
-def _is_limit(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -43,7 +43,6 @@ class Lookups:
 
     def install(self, undo: Undo) -> None:
         """From now on sees every lookup; `undo` ends that."""
-        undo.add(self._snapshots.release_tables)
         for name in _NAMES if self._tables else ():
             wrap_function(undo, name, self._lookup)
         for table in self._tables.values():

@@ -51,17 +51,17 @@ class OwnState:
 
     cls: str
     training: bool
-    parameters: dict[str, Any]
-    buffers: dict[str, Any]
-    non_persistent: tuple[str, ...]
-    attributes: dict[str, Any]
-    children: tuple[tuple[str, int], ...]
-    held: tuple[int, ...]
-    parametrized: tuple[str, ...]
-    hooks: tuple[Any, ...]
-    foreign_hooks: tuple[str, ...]
-    opaque: dict[str, str]
-    refused: str
+    parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    buffers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    non_persistent: tuple[str, ...] = ()
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    children: tuple[tuple[str, int], ...] = ()
+    held: tuple[int, ...] = ()
+    parametrized: tuple[str, ...] = ()
+    hooks: tuple[Any, ...] = ()
+    foreign_hooks: tuple[str, ...] = ()
+    opaque: dict[str, str] = dataclasses.field(default_factory=dict)
+    refused: str = ""
 
 
 class Nodes:
@@ -193,7 +193,9 @@ class Nodes:
                 found = next((gathered for parts, gathered in known if parts == own), None)
                 if found is None:
                     later = (s.parameters for _, s in versions[place + 1 :])
-                    found = next((p for p in later if _cuts(p) < _cuts(own)), own)
+                    found = next((p for p in later if p != own), own)
+                    if _cuts(found) >= _cuts(own):  # other shards: an optimizer came between
+                        found = own
                 known.append((own, found))
                 versions[place] = moment, dataclasses.replace(state, parameters=found)
 
@@ -333,21 +335,8 @@ def has_weight_hooks(module: nn.Module) -> bool:
 
 
 def _unreadable(module: nn.Module, refused: str) -> OwnState:
-    return OwnState(
-        cls=display_path(own_class(type(module))),
-        training=module.training,
-        parameters={},
-        buffers={},
-        non_persistent=(),
-        attributes={},
-        children=(),
-        held=(),
-        parametrized=(),
-        hooks=(),
-        foreign_hooks=(),
-        opaque={},
-        refused=refused,
-    )
+    cls = display_path(own_class(type(module)))
+    return OwnState(cls=cls, training=module.training, refused=refused)
 
 
 def _stateless(module: nn.Module) -> str:

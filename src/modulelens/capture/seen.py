@@ -10,6 +10,9 @@ from torch import Tensor
 from modulelens.context import RngState
 from modulelens.records import Ambient, TensorRef
 
+#: The number of no module: of what went wrong outside of all calls.
+OUTSIDE = -1
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SeenCall:

@@ -16,6 +16,16 @@ from modulelens.capture.wrappers import own_class
 from modulelens.errors import NotFound, UsageError
 
 
+def check_steps(warmup: object, steps: object) -> None:
+    """Refuses numbers of steps that are none.
+
+    Raises:
+        UsageError: One is no whole number, or too small.
+    """
+    if not (isinstance(warmup, int) and isinstance(steps, int) and warmup >= 0 and steps >= 1):
+        raise UsageError(f"warmup={warmup!r}, steps={steps!r}: numbers of at least 0 and 1")
+
+
 def check_model(model: object) -> None:
     """Refuses what is no module.
 

@@ -167,8 +167,8 @@ class Snapshots:
                 written.add(snapshot.group)
             snapshot.held = None
         for table in list(self._tables.values()) if written else ():
-            latest = self._snapshot(table)
-            if latest.rows is not None and latest.group in written:
+            latest = self._by_place.get((_base(table), table.nbytes))
+            if latest is not None and latest.rows is not None and latest.group in written:
                 self._take_whole(table, latest)
 
     def look_up(self, table: Tensor, numbers: Tensor) -> None:

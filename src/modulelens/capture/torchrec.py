@@ -150,13 +150,15 @@ class Collection:
         self._bags = type(live).__name__ == _BAGS
         inside: Any = vars(live)
         configs = inside["_embedding_bag_configs" if self._bags else "_embedding_configs"]
+        given = _as_given(configs, inside)
         flag = "is_weighted" if self._bags else "need_indices"
-        self.plain = self._made(_as_given(configs, inside), **{flag: inside[f"_{flag}"]})
-        inner = [_inner(lookup) for lookup in inside["_lookups"]]
+        self.plain = self._made(given, **{flag: inside[f"_{flag}"]})
+        parallel = nn.parallel.DistributedDataParallel
+        inner = [each.module if isinstance(each, parallel) else each for each in inside["_lookups"]]
         self.lookups = [
             self._lookup(i, each) for i, each in enumerate(inner) if each.grouped_configs
         ]
-        self.weights = list(self._weights(inside["module_sharding_plan"]))
+        self.weights = list(self._weights(inside["module_sharding_plan"], given))
 
     def pairs(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
         """What is called, the plain collection it stands for, and its path from here."""
@@ -178,7 +180,7 @@ class Collection:
             new.append(True)
         return any(new)
 
-    def _weights(self, plan: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
+    def _weights(self, plan: Any, configs: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
         """Each module that holds a table, and what gives the JSON of its weight."""
         for lookup in self.lookups:
             for module, block in zip(_tables(lookup.plain), lookup.blocks, strict=True):
@@ -186,7 +188,7 @@ class Collection:
         blocks: dict[str, list[Block]] = {}
         for block in (block for lookup in self.lookups for block in lookup.blocks):
             blocks.setdefault(block.table, []).append(block)
-        for module, config in zip(_tables(self.plain), _configs(self.plain), strict=True):
+        for module, config in zip(_tables(self.plain), configs, strict=True):
             own = blocks.get(config.name, [])
             spec = plan[config.name].sharding_spec
             if spec is None:  # each rank has all of it
@@ -272,15 +274,6 @@ def _in_blocks(config: Any, own: list[Block], shards: list[Any]) -> Any:
     }
 
 
-def _inner(lookup: Any) -> Any:
-    return lookup.module if isinstance(lookup, nn.parallel.DistributedDataParallel) else lookup
-
-
 def _tables(plain: Any) -> list[nn.Module]:
     held = plain.embedding_bags if hasattr(plain, "embedding_bags") else plain.embeddings
     return list(held.values())
-
-
-def _configs(plain: Any) -> list[Any]:
-    bags = hasattr(plain, "embedding_bags")
-    return plain._embedding_bag_configs if bags else plain._embedding_configs  # type: ignore[no-any-return]

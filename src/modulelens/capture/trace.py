@@ -25,7 +25,7 @@ from modulelens.capture.hook import Undo, finish, guard_resizes, unseen
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import Nodes
-from modulelens.capture.select import check_model, select, select_methods
+from modulelens.capture.select import check_model, check_steps, select, select_methods
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
 from modulelens.capture.wrappers import is_compiled, own_class, unwrap
@@ -42,12 +42,41 @@ _active: weakref.WeakKeyDictionary[nn.Module, Trace] = weakref.WeakKeyDictionary
 
 
 class Trace:
-    """One watched session; made by `trace`, used as a context manager.
+    """Watches a training loop and captures modules of `model` in one real step.
+
+    A step is one outermost call of `model`, up to the next one, the end of the optimizer's
+    step, or the end of the block. The step's loss, gradients and random streams are the same as
+    without it. When `warmup + steps` steps are over nothing is installed any more.
+
+    Args:
+        model: The module that the training loop calls; wrappers (compile, DDP) are seen through.
+        name: What the model is called in the repo; its class name by default.
+        modules: Globs over fqns (`"layers.*.attn"`) or class names (`"Linear"`).
+        methods: Methods whose calls are recorded besides those of `forward` (`["encode"]`), on
+            every module asked for that has them. On the model itself they are steps as well.
+        keep: What to keep; everything that a bit-equal rebuild needs by default.
+        warmup: Steps to let pass first.
+        steps: Steps to trace.
 
     Attributes:
         captures: One `Capture` per module that was called, in the order of `named_modules`.
         coverage: The fate of every requested module.
+        warnings: What went otherwise than asked; every entry carries them.
+        failure: What a script that was traced ended by, after its traced step.
         done: Whether all steps asked for were traced; from then on nothing is installed.
+
+    Raises:
+        UsageError: `model` is no module, or a number is out of range.
+        NotFound: A pattern in `modules` matches nothing, or no module has one of `methods`.
+        Conflict: The model is being traced already.
+
+    Example:
+        >>> with ml.trace(model, name="dlrm") as trace:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         if trace.done:
+        ...             break
+        >>> repo.add(trace)
     """
 
     def __init__(
@@ -62,8 +91,7 @@ class Trace:
         steps: int = 1,
     ) -> None:
         check_model(model)
-        if not (isinstance(warmup, int) and isinstance(steps, int) and warmup >= 0 and steps >= 1):
-            raise UsageError(f"warmup={warmup!r}, steps={steps!r}: numbers of at least 0 and 1")
+        check_steps(warmup, steps)
         if not (name is None or isinstance(name, str)):
             raise UsageError(f"name={name!r}: a text, or None for the class's name")
         if not (keep is None or isinstance(keep, Keep)):
@@ -81,6 +109,7 @@ class Trace:
         self.captures: list[Capture] = []
         self.coverage = CoverageList()
         self.warnings: list[str] = []
+        self.failure: BaseException | None = None
         self.done = False
         self.snapshots = Snapshots()
         self._own_hooks: set[int] = set()
@@ -162,8 +191,8 @@ class Trace:
         if self._hears(module):
             with self._lock:
                 self._inside = max(self._inside - 1, 0)
-                if not self._inside:
-                    unseen(self.snapshots.release_tables)
+                if not self._inside and self._watch is not None:
+                    self._watch.release()
 
     def raised(self, module: nn.Module, error: BaseException) -> None:
         """A call of the model raised; the user may catch that and try again with the next batch."""
@@ -248,45 +277,5 @@ def end_traces() -> None:
         finish(functools.partial(active._end, None))
 
 
-def trace(
-    model: nn.Module,
-    *,
-    name: str | None = None,
-    modules: str | Sequence[str] = "*",
-    methods: Sequence[str] = (),
-    keep: Keep | None = None,
-    warmup: int = 0,
-    steps: int = 1,
-) -> Trace:
-    """Watches a training loop and captures modules of `model` in one real step.
-
-    A step is one outermost call of `model`, up to the next one, the end of the optimizer's
-    step, or the end of the block. The step's loss, gradients and random streams are the same as
-    without it. When `warmup + steps` steps are over nothing is installed any more.
-
-    Args:
-        model: The module that the training loop calls; wrappers (compile, DDP) are seen through.
-        name: What the model is called in the repo; its class name by default.
-        modules: Globs over fqns (`"layers.*.attn"`) or class names (`"Linear"`).
-        methods: Methods whose calls are recorded besides those of `forward` (`["encode"]`), on
-            every module asked for that has them. On the model itself they are steps as well.
-        keep: What to keep; everything that a bit-equal rebuild needs by default.
-        warmup: Steps to let pass first.
-        steps: Steps to trace.
-
-    Raises:
-        UsageError: `model` is no module, or a number is out of range.
-        NotFound: A pattern in `modules` matches nothing, or no module has one of `methods`.
-        Conflict: The model is being traced already.
-
-    Example:
-        >>> with ml.trace(model, name="dlrm") as trace:
-        ...     for batch in loader:
-        ...         train_step(batch)
-        ...         if trace.done:
-        ...             break
-        >>> repo.add(trace)
-    """
-    return Trace(
-        model, name=name, modules=modules, methods=methods, keep=keep, warmup=warmup, steps=steps
-    )
+#: Makes a `Trace`, to be used in a `with` statement.
+trace = Trace

@@ -36,7 +36,7 @@ from modulelens.capture.keep import Keep
 from modulelens.capture.lookups import Lookups, large_tables
 from modulelens.capture.methods import listen
 from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
-from modulelens.capture.seen import SeenCall
+from modulelens.capture.seen import OUTSIDE, SeenCall
 from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngWatch
 from modulelens.records import TensorRef
@@ -177,9 +177,14 @@ class Watch:
                 self._sharded |= is_part(parameter)
                 self.grad_places[number, name] = key
 
+    def release(self) -> None:
+        """The model's call ended: its large tables are the optimizer's again."""
+        self._guarded(OUTSIDE, self.snapshots.release_tables)
+
     def remove(self) -> None:
         """Removes all that was installed, in reverse order. Safe to call twice."""
         self._ended = True
+        self.release()
         self._undo.run()
         self._stacks.clear()
 
@@ -236,7 +241,8 @@ class Watch:
             return
         ambient, rng = self._ambient.read(), self._rng.read()
         thread = threading.get_ident()
-        self._note_tables((number,))
+        if self.nodes.collections:
+            self._note_tables((number,))
         stack = self._stacks.setdefault(thread, [])
         # All below: who calls this module may have changed them, as a momentum encoder does.
         noted = self.nodes.reach(number)

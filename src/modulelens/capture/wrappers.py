@@ -30,19 +30,20 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:
         The inner model, and the class names of the wrappers around it, outermost first.
     """
     wrappers: list[str] = []
-    while True:
-        inner = eager(model)
-        if inner is not model:
-            wrappers.append("torch.compile")
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-            wrappers.append(type(model).__name__)
-        elif any(base.__name__ == "DistributedModelParallel" for base in type(model).__mro__):
-            inner = model._modules["_dmp_wrapped_module"] or model
-            wrappers.append(type(model).__name__)
-        else:
-            return model, wrappers
+    while (inner := _inside(model)) is not None:
+        wrappers.append("torch.compile" if eager(model) is inner else type(model).__name__)
         model = inner
+    return model, wrappers
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    if eager(model) is not model:
+        return eager(model)
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return model.module  # type: ignore[no-any-return]
+    bases = (base.__name__ for base in type(model).__mro__ if of_framework(base))
+    wraps = "DistributedModelParallel" in bases
+    return model._modules.get("_dmp_wrapped_module") if wraps else None
 
 
 def is_compiled(model: nn.Module) -> bool:

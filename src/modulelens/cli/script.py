@@ -31,6 +31,7 @@ from torch import nn
 
 from modulelens.capture.init import track_init
 from modulelens.capture.keep import Keep
+from modulelens.capture.select import check_steps
 from modulelens.capture.trace import Trace
 from modulelens.capture.wrappers import own_class, unwrap
 from modulelens.cli.output import streams_kept
@@ -58,6 +59,9 @@ class ScriptOptions:
     as_module: bool = False
     model: str | None = None
 
+    def __post_init__(self) -> None:
+        check_steps(self.warmup, self.steps)  # before the script runs
+
 
 def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Trace:
     """Runs the script to its end, as `python script.py ARGS` would, and traces one of its steps.
@@ -69,7 +73,7 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
 
     Returns:
         The finished trace. When the script raises after its step was traced, that is a warning
-        of the trace, and its traceback is printed.
+        of the trace and its `failure`, and its traceback is printed.
 
     Raises:
         NotFound: There is no such script, it called no module with parameters, no model of that
@@ -94,6 +98,7 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
     trace = watcher.result()
     if failure is not None:
         _print_failure(failure)
+        trace.failure = failure
         trace.warnings.append(f"the script ended by {type(failure).__name__} after the traced step")
     return trace
 
@@ -210,7 +215,7 @@ class _Watcher:
         self._depth = 0
         self._trace: Trace | None = None
         self._ended = False
-        self._refused: NotFound | None = None
+        self._refused: ModuleLensError | None = None
 
     @property
     def traced(self) -> bool:
@@ -286,7 +291,12 @@ class _Watcher:
                 keep=options.keep,
                 steps=options.steps,
             )
-        except NotFound as error:
+        except ModuleLensError as error:
+            if not isinstance(error, NotFound):
+                self._refused = error
+                if world_size() > 1:
+                    return
+                raise
             choose = f"; --model traces another model of the script: {others}" if others else ""
             self._refused = NotFound(
                 f"{error.message} in {_class_name(module)}",

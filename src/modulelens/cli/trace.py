@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,14 +43,16 @@ def run(
 
     Of a job of several ranks each ends as it would untraced: others may wait for it.
     """
-    from modulelens.cli.script import run_untraced, world_size
+    from modulelens.cli.script import check_script, run_untraced, world_size
 
+    options = _options(**wishes)
+    check_script(script[0], options.as_module)  # on all ranks: none runs without the others
     if not _is_chosen(ranks):
-        run_untraced(script[0], script[1:], as_module=wishes["m"])
+        run_untraced(script[0], script[1:], as_module=options.as_module)
         return Reply(_nothing(), "")
     try:
-        return _traced(script, repo, no_verify, wishes)
-    except (ForeignError, UsageError):
+        return _traced(script, repo, no_verify, options)
+    except ForeignError:
         raise
     except Exception as error:
         if world_size() == 1:
@@ -72,22 +76,21 @@ def _is_chosen(ranks: str) -> bool:
     return rank is None or ranks == "all" or int(rank) in map(int, words)
 
 
-def _traced(script: list[str], repo: str | None, no_verify: bool, wishes: Any) -> Reply:
-    from modulelens.cli.script import check_script, run_untraced, trace_script, world_size
+def _traced(script: list[str], repo: str | None, no_verify: bool, options: ScriptOptions) -> Reply:
+    from modulelens.cli.script import run_untraced, trace_script, world_size
 
-    options = _options(**wishes)
-    check_script(script[0], options.as_module)
+    # First: the script may take long, and change the folder.
     try:
-        store = open_repo(
-            repo, create=True
-        )  # first: the script may take long, and change the folder
+        store = open_repo(repo, create=True)
     except ModuleLensError:
         if world_size() > 1:
-            run_untraced(script[0], script[1:], as_module=options.as_module)
+            with _of_script():
+                run_untraced(script[0], script[1:], as_module=options.as_module)
         raise
     trace = trace_script(script[0], script[1:], options)
+    failed = trace.failure is not None and world_size() > 1  # others wait for this process to end
     with progress("storing") as advance:
-        entries = store.add(trace, verify=not no_verify, progress=advance)
+        entries = store.add(trace, verify=not (no_verify or failed), progress=advance)
     names = [f"{entry.name}@v{entry.version}" for entry in entries]
     grades = Counter(str(entry.grade) if entry.grade else "unverified" for entry in entries)
     data = Traced(
@@ -102,7 +105,18 @@ def _traced(script: list[str], repo: str | None, no_verify: bool, wishes: Any) -
     stored = f"stored {plural(len(names), 'entry')} in {store.root}: {counts}"
     text = f"{coverage_report(trace.coverage)}\n{stored}"
     next_commands = [with_repo(f"show {names[0]}", repo)] if names else []
-    return Reply(data, text, next=next_commands, warnings=trace.warnings)
+    failure = ForeignError(trace.warnings[-1]) if failed else None
+    return Reply(data, text, next=next_commands, warnings=trace.warnings, failure=failure)
+
+
+@contextmanager
+def _of_script() -> Iterator[None]:
+    """What the script raises ends this process as it would untraced, whatever else went wrong."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        raise SystemExit(1) from error
 
 
 def _options(*, m: bool, modules: list[str], keep: str, grads: bool, **more: Any) -> ScriptOptions:

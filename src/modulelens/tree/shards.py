@@ -27,10 +27,12 @@ def is_part(tensor: Tensor) -> bool:
 
 def arrived(tensor: Any) -> Tensor | None:
     """The plain tensor that an `AsyncCollectiveTensor` stands for, once it is there; else None."""
+    return tensor.trigger_wait() if _is_on_its_way(tensor) else None
+
+
+def _is_on_its_way(tensor: Tensor) -> bool:
     cls = type(tensor)
-    if cls.__name__ == "AsyncCollectiveTensor" and cls.__module__.startswith("torch.distributed."):
-        return tensor.trigger_wait()  # type: ignore[no-any-return]
-    return None
+    return cls.__name__ == "AsyncCollectiveTensor" and cls.__module__.startswith("torch.dist")
 
 
 def is_awaitable(cls: type) -> bool:
@@ -59,21 +61,32 @@ def take_part(tensor: Any) -> dict[str, Any]:
 
 def inside(tensor: Any) -> Tensor:
     """The plain tensor that stands in a record for a part, or for one that arrived."""
-    plain: Tensor = tensor._local_tensor if is_part(tensor) else getattr(tensor, "elem", tensor)
-    return plain
+    if is_part(tensor):
+        return tensor._local_tensor  # type: ignore[no-any-return]
+    return tensor.elem if _is_on_its_way(tensor) else tensor  # type: ignore[no-any-return]
 
 
 def parts_in(value: Any) -> list[dict[str, Any]]:
-    """The bodies of all parts inside structures that are not whole."""
+    """The bodies of all parts inside structures that are not whole.
+
+    Raises:
+        Corrupted: A part does not say where it lies.
+    """
     if isinstance(value, dict):
-        if PART in value:
-            body = value[PART]
-            return [body] if any(p["kind"] != "Replicate" for p in body["placements"]) else []
-        if BLOCKS in value:
-            body = value[BLOCKS]
-            return [body] if len(body["local"]) < len(body["blocks"]) else []
+        if PART in value or BLOCKS in value:
+            body: Any = value.get(PART) or value.get(BLOCKS)
+            try:
+                return [body] if frozenset(body["ranks"]) and not _is_whole(body) else []
+            except (KeyError, TypeError) as error:
+                raise Corrupted(f"a part of a tensor cannot be read: {error!r}") from error
         value = list(value.values())
     return [b for item in value for b in parts_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _is_whole(body: dict[str, Any]) -> bool:
+    if "blocks" in body:
+        return len(body["local"]) >= len(body["blocks"])
+    return all(placement["kind"] == "Replicate" for placement in body["placements"])
 
 
 def _placement(placement: Any) -> dict[str, Any]:
