@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,14 +30,12 @@ SHOW = "import sys; from modulelens.cli import main; main()"
 
 def child(code: str, *args: str) -> float:
     """CPU seconds of `python -c code args`."""
-    before = os.times()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *args]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, cwd=HERE)
-    after = os.times()
-    return (
-        after.children_user + after.children_system - before.children_user - before.children_system
-    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def capture(folder: Path) -> ml.Repo:
