@@ -1,16 +1,20 @@
 """One rank of a training whose tracing or whose life fails on one rank. See `test_faults.py`.
 
 FAULT (environment): "tracer" (the tracer's own code raises on rank 0), "store" (storing raises),
-"killed" (rank 1 dies in the traced step), "script" (rank 0 raises after it), "leaves" (rank 0 exits
-with a code after it), "" (none).
+"full" (rank 0 has no room for its first file), "fills" (nor rank 0 for its second entry's tensors,
+rank 1 for its second entry's record), "killed" (rank 1 dies in the traced step), "script" (rank 0
+raises after it), "leaves" (rank 0 exits with a code after it), "" (none).
 """
 
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import signal
+import stat
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +26,24 @@ FAULT = os.environ.get("FAULT", "")
 
 def _raise(*_: object, **__: object) -> None:
     raise RuntimeError("injected")
+
+
+def _fill_up(where: str) -> None:
+    """From the middle of one file on, nothing fits any more: what a full disk does to a write."""
+    write, states, full = os.write, 0, False
+
+    def until_full(file: int, data: bytes | memoryview) -> int:
+        nonlocal states, full
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return write(file, data)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        is_state = Path(f"/proc/self/fd/{file}").readlink().name == "state.pt"
+        states += is_state
+        full = {"first": True, "state": states == 2, "record": states == 2 and not is_state}[where]
+        return write(file, data[: len(data) // 2] if full else data)
+
+    os.write = until_full
 
 
 def main() -> None:
@@ -37,6 +59,9 @@ def main() -> None:
         from modulelens.store import LocalStore
 
         LocalStore.put_blobs = _raise  # type: ignore[method-assign,assignment]
+    room = {"full": ["first"], "fills": ["state", "record"]}.get(FAULT, [])
+    if rank < len(room):
+        _fill_up(room[rank])
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(MLP(8, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_tracer_that_fails_on_one_rank_stops_none(fault, untraced, tmp_path):
     entries = ml.Repo(tmp_path / "repo").find()
     assert {e.metadata.environment.rank for e in entries} == {1}
     assert all(e.check().status is ml.Status.EXACT for e in entries)
+
+
+@pytest.mark.parametrize(("fault", "stored"), [("full", {1: 3}), ("fills", {0: 1, 1: 1})])
+def test_a_full_disk_stops_no_rank_and_leaves_nothing_half(fault, stored, untraced, tmp_path):
+    root = tmp_path / "repo"
+    output, code = traced(root, fault=fault)
+    assert (code, ends(output)) == (0, untraced)
+    assert f"rank 0 could not store all: no space left on {root}: " in output
+    assert "bytes needed" in output
+    assert ("rank 1 could not store all" in output) is (fault == "fills")
+    assert output.count("2 of 3 entries not stored: ") == 2 * (fault == "fills")
+    repo = ml.Repo(root)
+    assert repo.fsck().ok
+    assert Counter(e.metadata.environment.rank for e in repo.find()) == stored
+    assert all(e.check().status is ml.Status.EXACT for e in repo.find())
+    assert [*root.glob("tmp/*")] == []
+    entries = {path.relative_to(root / "entries").as_posix() for path in root.glob("entries/*/*")}
+    assert entries == {e.id for e in repo.find()}
+    repo.gc()
+    blobs = {path.name for path in root.glob("blobs/*/*")}
+    assert blobs == {digest for e in repo.find() for digest in e.metadata.blobs}
 
 
 def test_a_pattern_that_matches_nothing_stops_no_rank(untraced, tmp_path):

@@ -14,7 +14,7 @@ import msgspec
 from modulelens.cli.command import REPO, Argument, Command, Option, Reply
 from modulelens.cli.progress import progress
 from modulelens.cli.repos import open_repo, with_repo
-from modulelens.errors import ForeignError, ModuleLensError, UsageError
+from modulelens.errors import DiskFull, ForeignError, ModuleLensError, UsageError
 from modulelens.records import Coverage, Fate
 from modulelens.report.coverage import coverage_report
 from modulelens.report.quantity import plural
@@ -59,7 +59,8 @@ def run(
             raise
         if not isinstance(error, ModuleLensError):
             traceback.print_exc()
-        text = f"rank {os.environ.get('RANK')} stored nothing: {error}"
+        done = "could not store all" if isinstance(error, DiskFull) else "stored nothing"
+        text = f"rank {os.environ.get('RANK')} {done}: {error}"
         return Reply(_nothing(), "", warnings=[text])
 
 
