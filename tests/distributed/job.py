@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.counting import collectives
 from tests.distributed.models import Decoder, batch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -106,7 +107,7 @@ def train(way: str, trace: bool, folder: Path) -> list[Any]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        lines.append([loss.item(), dist.group.WORLD._get_sequence_number_for_group()])
+        lines.append([loss.item(), collectives()])
 
     for number in range(3):
         if not (trace and number == TRACED):
@@ -128,7 +129,7 @@ def main() -> None:
     for way in ways:
         both = {}
         for trace in (False, True):
-            before = dist.group.WORLD._get_sequence_number_for_group()
+            before = collectives()
             found = train(way, trace, Path(folder))
             for line in found[:3]:
                 line[1] -= before

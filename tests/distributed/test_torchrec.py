@@ -5,6 +5,7 @@ One job traces every kind; this process never joins it.
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,26 @@ KINDS = [
     "all_rows",
     "steps",
     "shapes",
-    "pipelined",
+    "pipelined_table_wise",
+    "pipelined_row_wise",
     "hands_on",
     "waits_twice",
     "unused",
     "alone",
     "sequences_table_wise",
     "sequences_row_wise",
+    "sequences_column_wise",
 ]
+#: What is trained without a trace as well; "alone" has one on one rank.
+UNDISTURBED = {
+    *("column_wise", "large", "alone", "hands_on", "pipelined_table_wise", "sequences_row_wise")
+}
 #: Where several ranks' rows add up to one sum, its last bits depend on their order.
-SUMMED = {"row_wise", "table_row_wise", "grid", "mean", "large", "all_rows"}
+SUMMED = {"row_wise", "pipelined_row_wise", "table_row_wise", "grid", "mean", "large", "all_rows"}
 #: Every rank has all of the tables.
 WHOLE = {"data_parallel", "waits_twice"}
-SPARSE = {"hands_on": "sparse.ebc"} | dict.fromkeys(
-    ("sequences_table_wise", "sequences_row_wise"), "ec"
-)
+SPARSE = {"hands_on": "sparse.ebc"}
+SPARSE |= {kind: "ec" for kind in KINDS if kind.startswith("sequences_")}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -66,6 +72,11 @@ class Job:
         """The versions of a module that lie in parts, or the one that was put together."""
         found = self.repo.versions(name)
         return [entry for entry in found if bool(entry.metadata.merged) is merged]
+
+    def lookups(self, kind: str) -> list[ml.Entry]:
+        """What each rank looked up of its own, by rank."""
+        found = [e for e in self.repo.find({"model": kind}) if "._lookups." in f".{e.fqn}"]
+        return sorted(found, key=lambda e: (e.fqn, e.metadata.environment.rank))
 
     def whole(self, name: str) -> ml.Entry:
         """The one that was put together."""
@@ -112,11 +123,7 @@ def test_all_ranks_make_the_whole_collection_and_all_above_it(job: Job, kind: st
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {*WHOLE, "shapes"}))
 def test_a_rank_alone_has_its_own_lookups(job: Job, kind: str) -> None:
-    found = [
-        entry
-        for entry in job.repo.find({"model": kind})
-        if entry.fqn.rpartition(".")[0].endswith("_lookups")
-    ]
+    found = job.lookups(kind)
     assert {entry.metadata.environment.rank for entry in found} == (
         {0} if kind == "alone" else {0, 1}
     )
@@ -176,6 +183,17 @@ def test_all_rows_of_all_ranks_are_kept_where_asked_for(job: Job) -> None:
         assert bool((table != 0).any(1).all())
 
 
+def test_of_one_rank_all_rows_of_its_part_are_kept_where_asked_for(job: Job) -> None:
+    parts = [dict(entry.rebuild().named_parameters()) for entry in job.lookups("all_rows")]
+    rows, columns = parts[:2], parts[2:]
+    whole = job.whole("all_rows/ebc").rebuild()
+    for dim, table, held in ((0, "t1", rows), (1, "t2", columns)):
+        name = f"embedding_bags.{table}.weight"
+        assert len(held) == 2
+        assert all(bool((part[name] != 0).any(1).all()) for part in held)
+        assert torch.cat([part[name] for part in held], dim).equal(whole.get_parameter(name))
+
+
 def test_a_rank_of_whose_rows_none_is_looked_up_adds_none(job: Job) -> None:
     rows = [part.metadata.table_rows for part in job.entries("one_sided/ebc")]
     assert {found["embedding_bags.t1.weight"][0] == 0 for found in rows} == {True, False}
@@ -190,8 +208,19 @@ def test_values_that_changed_in_backward_are_those_before(job: Job) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_training_goes_as_without_the_trace(job: Job, rank: int) -> None:
     found = [line for line in job.told[rank].splitlines() if "as without the trace" in line]
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(line.endswith(": True") for line in found)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_step_has_as_many_collectives_as_without_the_trace(job: Job, rank: int) -> None:
+    told = [line.partition("/") for line in job.told[rank].splitlines() if "/collectives" in line]
+    assert [kind for kind, _, text in told if text == "collectives as without it: True"] == [
+        kind for kind in KINDS if kind in UNDISTURBED
+    ]
+    counts = [json.loads(text.partition(": ")[2]) for _, _, text in told if "each step" in text]
+    assert len(counts) == len(UNDISTURBED)
+    assert all(number > 0 for steps in counts for number in steps)  # not counted where none is
 
 
 def test_outputs_follow_the_plan(job: Job) -> None:
@@ -222,13 +251,32 @@ def test_one_rank_traces_while_the_other_goes_on(job: Job) -> None:
     assert not job.entries("alone/ebc", merged=True)
     with pytest.raises(NotFound, match=r"there is none of \[1\]"):
         job.repo.merge("alone/ebc")
-    assert "alone/" not in job.told[1]
+    own = [line for line in job.told[1].splitlines() if line.startswith("alone/")]
+    assert len(own) == 3  # how it trained; not what became of modules
+    assert all("as without" in line or "each step" in line for line in own)
 
 
 def test_only_shapes_are_put_together_as_well(job: Job) -> None:
     whole = job.whole("shapes/ebc")
     assert whole.grade == "shape"
     assert whole.rebuild().get_parameter("embedding_bags.t1.weight").shape == (50, 16)
+    assert job.whole("shapes").grade == "shape"
+
+
+def test_of_shapes_alone_tables_are_synthesised_and_looked_up(job: Job) -> None:
+    entries = [job.whole("shapes/ebc"), *job.lookups("shapes")]
+    assert len(entries) == 4  # t1 is one rank's, t2 lies on both
+    for entry in entries:
+        assert entry.grade == "shape"
+        assert entry.grade is not None
+        assert "weights were synthesised" in entry.grade.reason
+        tables, again = ([*entry.rebuild().parameters()] for _ in range(2))
+        assert all(map(torch.equal, tables, again))
+        assert all(bool(table.isfinite().all()) and bool(table.any()) for table in tables)
+        found, expected = entry.run().values(), entry.outputs().values()
+        assert found.shape == expected.shape
+        assert found.any()
+        assert not found.equal(expected)
 
 
 def test_what_is_not_called_says_why(job: Job) -> None:
