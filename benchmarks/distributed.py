@@ -29,6 +29,10 @@ WAYS = {
     "fsdp_kept": (2, "FSDP2, not resharded after forward"),
     "fsdp_mixed": (2, "FSDP2, bfloat16 parameters"),
     "fsdp_again": (2, "FSDP2, activation checkpointing"),
+    "ddp_micro": (2, "DDP, compiled, `no_sync`, `GradScaler`, autocast"),
+    "fsdp_micro": (2, "FSDP2, compiled, checkpoint wrappers, no gradient sync"),
+    "flat": (2, "FSDP1, `use_orig_params`"),
+    "flat_micro": (2, "FSDP1, flat, bfloat16, checkpoint wrappers, `no_sync`"),
     "tp": (2, "tensor parallel"),
     "grid": (4, "FSDP2 x tensor parallel, 2 x 2"),
 }

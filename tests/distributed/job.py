@@ -7,22 +7,32 @@ Leaves one repo per way in FOLDER, and `<way>.<rank>.json` with what both traini
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tests.distributed.counting import collectives
-from tests.distributed.models import Decoder, batch
+from tests.distributed.models import Block, Decoder, batch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -32,6 +42,7 @@ from torch.distributed.tensor.parallel import (
 import modulelens as ml
 
 TRACED = 1  # the step
+SMALL = ("ddp_micro", "fsdp_micro", "flat", "flat_micro", "flat_unused")
 
 
 def ddp(model: Decoder) -> nn.Module:
@@ -87,35 +98,118 @@ def compiled(model: Decoder) -> nn.Module:
     return ddp(model)
 
 
+graphs = [0, 0]  # made by the compiler, and runs of them
+
+
+def counting(graph: Any, _example: Any) -> Callable[..., Any]:
+    """A compiler that changes nothing and counts."""
+    graphs[0] += 1
+
+    def run(*args: Any) -> Any:
+        graphs[1] += 1
+        return graph(*args)
+
+    return run
+
+
+def ddp_micro(model: Decoder) -> nn.Module:
+    """The whole of it compiled."""
+    return torch.compile(ddp(model), backend=counting)  # type: ignore[return-value]
+
+
+def fsdp_micro(model: Decoder) -> nn.Module:
+    """Checkpointing wrappers around its blocks, and the whole of it compiled."""
+    apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Block))
+    return torch.compile(fsdp(model), backend=counting)  # type: ignore[return-value]
+
+
+def flat(model: Decoder, **options: Any) -> nn.Module:
+    """The first FSDP: wrappers, and one flat parameter for each."""
+    options = {"use_orig_params": True, "device_id": torch.device("cpu")} | options
+    policy = ModuleWrapPolicy({Block})
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, **options)
+
+
+def flat_unused(model: Decoder) -> nn.Module:
+    """With a unit of its own that no call gathers."""
+    model.unused = Block(16, 4)
+    return flat(model)
+
+
+def flat_micro(model: Decoder) -> nn.Module:
+    half = MixedPrecision(param_dtype=torch.bfloat16)
+    made = flat(model, use_orig_params=False, mixed_precision=half)
+    apply_activation_checkpointing(made, check_fn=lambda m: isinstance(m, Block))
+    return made
+
+
 WAYS: dict[str, Callable[[Decoder], nn.Module]] = {
-    f.__name__: f for f in (ddp, fsdp, fsdp_kept, fsdp_mixed, fsdp_again, tp, grid, compiled)
+    f.__name__: f
+    for f in (
+        *(ddp, fsdp, fsdp_kept, fsdp_mixed, fsdp_again, tp, grid, compiled),
+        *(ddp_micro, fsdp_micro, flat, flat_micro, flat_unused),
+    )
 }
+
+
+@contextlib.contextmanager
+def quiet(model: Any) -> Iterator[None]:
+    """Gradients stay on their rank meanwhile."""
+    inner = getattr(model, "_orig_mod", model)
+    if hasattr(inner, "no_sync"):
+        with inner.no_sync():
+            yield
+        return
+    inner.set_requires_gradient_sync(False)
+    yield
+    inner.set_requires_gradient_sync(True)
 
 
 def train(way: str, trace: bool, folder: Path) -> list[Any]:
     """Three steps, of which one is traced: losses, collectives so far, and weights at the end."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
-    model = WAYS[way](Decoder())
+    model = WAYS[way](Decoder(layers=1 if way in SMALL else 2))
     rank = dist.get_rank()
     data = {"tp": 0, "grid": rank // 2}.get(way, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    micro, scaled = way.endswith("micro"), way == "ddp_micro"
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
     torch.manual_seed(data)
     lines: list[Any] = []
+    compiled: list[Any] = []
+
+    def one(number: int) -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=scaled):
+            loss = model(batch(number, data)).float().square().mean()
+        scaler.scale(loss).backward()
+        return loss.item()
 
     def step(number: int) -> None:
-        loss = model(batch(number, data)).square().mean()
-        loss.backward()
-        optimizer.step()
+        losses = []
+        if micro:  # two batches for one step of the optimizer
+            with quiet(model):
+                losses.append(one(number + 10))
+        losses.append(one(number))
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
-        lines.append([loss.item(), collectives()])
+        lines.append([sum(losses), collectives()])
 
     for number in range(3):
+        before = graphs[:]
         if not (trace and number == TRACED):
-            step(number)
+            # Compiled, a checkpoint makes other random draws: the step compared runs eagerly too.
+            eagerly = number == TRACED and way == "fsdp_micro"
+            with torch.compiler.set_stance("force_eager") if eagerly else contextlib.nullcontext():
+                step(number)
+            compiled += [a - b for a, b in zip(graphs, before, strict=True)] * (number != TRACED)
             continue
-        with ml.trace(model, name=way, keep=ml.Keep(grads=True)) as traced:
+        with ml.trace(model, name=way, keep=ml.Keep(grads=True), steps=1 + micro) as traced:
             step(number)
+        assert graphs == before, "it ran eagerly, and compiled nothing"
         ml.Repo(folder / way).add(traced, verify=False)
+    lines.append(compiled)  # before and after the traced step
     for parameter in model.parameters():
         local = getattr(parameter, "_local_tensor", parameter).detach()
         lines.append([local.double().sum().item(), local.double().square().sum().item()])

@@ -29,15 +29,25 @@ pytestmark = [
     ),
 ]
 JOB = Path(__file__).parent / "job.py"
-PAIRS = ("ddp", "fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_again", "tp", "compiled")
+LARGE = ("ddp", "fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_again", "tp", "compiled")
+SMALL = ("ddp_micro", "fsdp_micro", "flat", "flat_micro")
+PAIRS = LARGE + SMALL
 WHOLE = [way for way in PAIRS if way != "tp"]
 MODULES = 2 + 2 * 12 + 1  # the model, its table and head, 12 called modules of each layer
+WRAPPED = {  # where the MLP of the first layer is for the trainer
+    "ddp": "module.layers.0.mlp",
+    "ddp_micro": "_orig_mod.module.layers.0.mlp",
+    "fsdp_micro": "_orig_mod.layers.0._checkpoint_wrapped_module.mlp",
+    "flat": "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.mlp",
+    "flat_micro": "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module"
+    "._checkpoint_wrapped_module.mlp",
+}
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
-    launch(2, JOB, folder, *PAIRS)
+    launch(2, JOB, folder, *PAIRS, "flat_unused")
     return folder
 
 
@@ -48,8 +58,8 @@ def fours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def graded(repo: ml.Repo) -> list[ml.Entry]:
-    entries = repo.find()
+def graded(repo: ml.Repo, which: dict[str, Any] | None = None) -> list[ml.Entry]:
+    entries = repo.find(which)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that parts alone cannot be rebuilt is looked at below
         repo.verify(entries)
@@ -68,7 +78,17 @@ def test_a_traced_rank_trains_the_same_bits_with_as_many_collectives(pairs, way,
 def test_every_module_of_every_rank_is_rebuilt_whole_and_exact(pairs, way):
     entries = graded(ml.Repo(pairs / way))
     assert {e.grade.level.value for e in entries} == {"exact"}
-    assert Counter(e.metadata.environment.rank for e in entries) == {0: MODULES, 1: MODULES}
+    count, calls = MODULES - 12 * (way in SMALL), 1 + way.endswith("micro")
+    assert Counter(e.metadata.environment.rank for e in entries) == {0: count, 1: count}
+    once = [e for e in entries if e.cls.rpartition(":")[2] != "Dropout"]
+    assert {len(e.metadata.calls) for e in once} == {calls}
+    assert {str(e.grade.param_grads) for e in entries} <= {"exact", "None"}
+    assert {str(e.grade.buffers) for e in entries} <= {"exact", "None"}
+    again = {e.fqn for e in entries if e.metadata.recomputes}
+    inside = {e.fqn for e in entries if e.fqn.startswith("layers.")}
+    assert again == (inside if way in ("fsdp_again", "fsdp_micro", "flat_micro") else set())
+    mlp = next(e for e in entries if e.fqn == "layers.0.mlp")
+    assert mlp.metadata.wrapped_fqn == WRAPPED.get(way, mlp.metadata.wrapped_fqn)
     assert {e.metadata.environment.world_size for e in entries} == {2}
     assert len({e.metadata.environment.job for e in entries}) == 1
     root = next(e for e in entries if not e.fqn)
@@ -77,9 +97,17 @@ def test_every_module_of_every_rank_is_rebuilt_whole_and_exact(pairs, way):
     made = root.rebuild()
     assert type(made) is Decoder
     assert type(made.layers[0]) is Block
-    assert sum(p.numel() for p in made.parameters()) == sum(
-        p.numel() for p in Decoder().parameters()
-    )
+    size = sum(p.numel() for p in Decoder(layers=1 if way in SMALL else 2).parameters())
+    assert sum(p.numel() for p in made.parameters()) == root.metadata.params == size
+
+
+def test_flat_weights_that_no_call_gathered_are_named(pairs):
+    repo = ml.Repo(pairs / "flat_unused")
+    entries = {e.fqn: e for e in graded(repo, {"fqn": {"$in": ["", "head"]}})}
+    assert str(entries["head"].grade) == "exact"
+    assert str(entries[""].grade) == "no"
+    assert entries[""].grade.reason.startswith("sharded: unused")
+    assert "fully_shard" in entries[""].grade.reason
 
 
 def test_ranks_have_their_own_inputs_and_gradients(pairs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
 import warnings
@@ -148,3 +150,49 @@ def test_a_loop_of_any_kind_has_exact_calls_and_gradients(
     assert {str(e.grade) for e in entries} == {"exact"}
     assert {str(e.grade.param_grads) for e in entries if e.grade} <= {"exact", "close"}
     assert all(e.grads()["parameters"] for e in entries)
+
+
+JOB = ROOT / "tests" / "distributed" / "loops.py"
+PIPELINES = ("all_then_all", "one_by_one")
+
+
+@pytest.fixture(scope="module")
+def looped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("looped")
+    there = {"accelerated": "accelerate", "lightning": "pytorch_lightning"}
+    ways = [way for way, package in there.items() if importlib.util.find_spec(package)]
+    launch(2, JOB, folder, *PIPELINES, *ways)
+    return folder
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("way", "calls", "wrapped"),
+    [
+        *((way, 3, "") for way in PIPELINES),
+        ("accelerated", 2, "module"),
+        ("lightning", 1, ""),
+    ],
+)
+def test_trainers_and_pipelines_of_two_ranks(
+    looped: Path, way: str, calls: int, wrapped: str
+) -> None:
+    if not (looped / way).exists():
+        pytest.skip("its package is not installed")
+    told = [json.loads((looped / f"{way}.{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(each["plain"] == each["traced"] for each in told)
+    assert not any(each["warnings"] for each in told)
+    repo = ml.Repo(looped / way)
+    # The task itself holds its trainer. Of a pipeline's stages some modules are enough here.
+    fqns = ["body", "body.up", "body.down"] if way == "lightning" else ["", "up", "down", "block"]
+    repo.verify(repo.find({"fqn": {"$in": fqns}}))
+    assert not torch.distributed.is_initialized()
+    graded = [e for e in repo.find() if e.grade]
+    assert len(graded) == 2 * (2 if way in PIPELINES else 3)
+    assert {str(e.grade) for e in graded} == {"exact"}
+    assert {len(e.metadata.calls) for e in graded} == {calls}
+    # The gradients of several calls are added up in another order.
+    assert {str(e.grade.param_grads) for e in graded if e.grade} <= {"exact", "close"}
+    first = min(graded, key=lambda e: len(e.fqn))
+    assert first.metadata.wrapped_fqn == wrapped
+    assert first.grads()["parameters"]

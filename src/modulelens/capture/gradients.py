@@ -27,13 +27,17 @@ class Gradients:
 
     Attributes:
         of_parameters: By `id` of the parameter, in the order in which they arrived.
-        awaited: Whether some were watched for and none arrived.
     """
 
     def __init__(self, ref: Ref, undo: Undo, lock: Any) -> None:
         self._ref, self._undo, self._lock = ref, undo, lock
         self.of_parameters: dict[int, Any] = {}
-        self.awaited = False
+        self._watched = self._arrived = False
+
+    @property
+    def awaited(self) -> bool:
+        """Whether some were watched for and none arrived."""
+        return self._watched and not self._arrived
 
     def watch(
         self, into: dict[str, Any], leaves: list[tuple[Tensor, TensorRef]], special: list[Tensor]
@@ -44,7 +48,7 @@ class Gradients:
         for place, plain in enumerate(unique):
             tensor = around.get(id(plain), plain)
             if tensor.requires_grad and torch.is_grad_enabled():
-                self.awaited = True
+                self._watched = True
                 self._undo.add(self._watch(into, str(place), tensor).remove)
 
     def _watch(self, into: dict[str, Any], place: str, tensor: Tensor) -> Any:
@@ -72,6 +76,6 @@ class Gradients:
         try:
             with self._lock:
                 into.setdefault(key, []).append(unseen(Encoder(ref).encode, grad))
-                self.awaited = False
+                self._arrived = True
         except Exception as error:  # noqa: BLE001 - boundary: runs inside the user's backward
             into[key] = [{"$opaque": {"type": type(grad).__name__, "why": str(error)}}]

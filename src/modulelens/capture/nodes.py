@@ -10,29 +10,31 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
+from modulelens.capture.gathered import FLAT, IN_SHARDS, Equal, Flat, fill
 from modulelens.capture.init import KEY
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.torchrec import Collection, Lookup, is_spread, sharded
 from modulelens.capture.unchanged import Unchanged
 from modulelens.capture.wrappers import (
     FRAMEWORK_KEYS,
+    bare,
     clean_fqn,
-    eager,
     is_framework_hook,
     own_class,
 )
 from modulelens.errors import NotRebuildable
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
-from modulelens.tree.shards import parts_in
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -71,13 +73,21 @@ class Nodes:
         root: The model.
         snapshots: Give tensors their references.
         own_hooks: Ids of hooks that the tracer installed; they are no part of the state.
+        flat: By `id`, modules whose weights FSDP keeps in a flat parameter.
 
     Attributes:
         live: By number, modules that another one stands for in `modules`.
         inner: Numbers of modules inside those: nobody calls them.
     """
 
-    def __init__(self, root: nn.Module, snapshots: Snapshots, own_hooks: set[int]) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        snapshots: Snapshots,
+        own_hooks: set[int],
+        flat: Mapping[int, Flat] = MappingProxyType({}),
+    ) -> None:
+        self.flat = flat
         self._snapshots = snapshots
         self._ref = snapshots.ref
         self._own_hooks = own_hooks
@@ -99,8 +109,8 @@ class Nodes:
         self._weights: dict[int, Callable[[], Any]] = {}
         shells: tuple[str, ...] = ()
         for fqn, module in root.named_modules():
-            if fqn.startswith(shells) or eager(module) is not module:
-                continue  # a compiled child is the module inside
+            if fqn.startswith(shells) or bare(module) is not module:
+                continue  # a wrapped child is the module inside
             found = sharded(module)
             if found is None:
                 self._add(module, clean_fqn(fqn))
@@ -119,7 +129,7 @@ class Nodes:
     def late(self, root: nn.Module) -> list[tuple[str, nn.Module]]:
         """The modules of the model that were put in place since; they had no part in the trace."""
         named = ((fqn, m) for fqn, m in root.named_modules() if not fqn.startswith(self._shells))
-        found = ((clean_fqn(fqn), m) for fqn, m in named if eager(m) is m)
+        found = ((clean_fqn(fqn), m) for fqn, m in named if bare(m) is m)
         return [(f, m) for f, m in found if self.index.get(id(m), self._first) >= self._first]
 
     def _add_collection(self, found: Collection, fqn: str) -> None:
@@ -142,7 +152,7 @@ class Nodes:
 
     def number(self, module: nn.Module) -> int:
         """The module's number; one outside the model's tree gets a new one and is noted now."""
-        module = eager(module)
+        module = bare(module)
         found = self.index.get(id(module))
         if found is not None:
             return found
@@ -184,20 +194,9 @@ class Nodes:
 
         FSDP gathers a layer's weights for the time of its own calls; who calls it sees shards.
         """
+        equal = Equal(self._snapshots.taken)
         for versions in self.versions:
-            known: list[tuple[dict[str, Any], dict[str, Any]]] = []
-            for place, (moment, state) in enumerate(versions):
-                own = state.parameters
-                if not _cuts(own):
-                    continue
-                found = next((gathered for parts, gathered in known if parts == own), None)
-                if found is None:
-                    later = (s.parameters for _, s in versions[place + 1 :])
-                    found = next((p for p in later if p != own), own)
-                    if _cuts(found) >= _cuts(own):  # other shards: an optimizer came between
-                        found = own
-                known.append((own, found))
-                versions[place] = moment, dataclasses.replace(state, parameters=found)
+            fill(versions, equal)
 
     def forget_live(self) -> None:
         """Drops what was held for telling changes."""
@@ -248,14 +247,16 @@ class Nodes:
     def _own(self, module: nn.Module, weight: Callable[[], Any] | None = None) -> OwnState:
         inside = vars(module)
         encoder = Encoder(self._ref, self.refer, self._known)
-        parameters = {name: encoder.encode(value) for name, value in inside["_parameters"].items()}
+        parameters, in_shards = self._parameters(module, encoder)
         if weight is not None:
             parameters["weight"] = weight()
         buffers = {name: encoder.encode(value) for name, value in inside["_buffers"].items()}
         attributes: dict[str, Any] = {}
         opaque: dict[str, str] = {}
+        flat = self.flat.get(id(module))
+        hidden = _INTERNAL.union(flat.sizes if flat else ())
         for name, value in inside.items():
-            if name in _INTERNAL or name.startswith(FRAMEWORK_KEYS):
+            if name in hidden or name.startswith(FRAMEWORK_KEYS):
                 continue
             seen = len(encoder.opaque)
             attributes[name] = Encoder.encode(encoder, value)
@@ -282,8 +283,35 @@ class Nodes:
             hooks=hooks,
             foreign_hooks=foreign,
             opaque=opaque,
-            refused=_refusal(module, cls, opaque.get("forward")),
+            refused=in_shards or _refusal(module, cls, opaque.get("forward")),
         )
+
+    def _parameters(self, module: nn.Module, encoder: Encoder) -> tuple[dict[str, Any], str]:
+        """The module's own, and why they cannot be had now; empty where they can."""
+        found = {n: p for n, p in module._parameters.items() if n != FLAT}
+        flat = self.flat.get(id(module))
+        if flat is None:
+            return {name: encoder.encode(value) for name, value in found.items()}, ""
+        shard = flat.shard()
+        own = {n: encoder.encode(p) for n, p in found.items() if n not in flat.sizes}
+        if shard is not None:  # tells the moments apart, for `fill_shards`
+            return own | {FLAT: {"$tensor": self._ref(shard)}}, IN_SHARDS
+        for name, view in flat.weights(module):
+            ref = msgspec.structs.replace(self._ref(view), leaf=True)  # it stands for a parameter
+            own[name] = {"$parameter": ref}
+        return own, ""
+
+    def weights(self, number: int) -> Iterator[tuple[str, Any]]:
+        """The live parameters of its own that gradients arrive at."""
+        module = self.modules[number]
+        flat = self.flat.get(id(module))
+        if flat is None:
+            for name, found in module._parameters.items():
+                usable = found is not None and not isinstance(found, LAZY) and found.is_leaf
+                if usable and name != FLAT:
+                    yield name, found
+        elif flat.shard() is None:
+            yield from flat.weights(module)
 
     def refer(self, module: nn.Module) -> Any:
         """The module's JSON where a value holds it. Its state is noted if that wasn't done yet."""
@@ -320,11 +348,6 @@ def _modules_in(value: Any) -> Iterator[int]:
         return
     for item in value:
         yield from _modules_in(item)
-
-
-def _cuts(parameters: dict[str, Any]) -> int:
-    """Along how many dimensions of meshes they lie in parts, in all."""
-    return sum(len(body.get("placements", ())) for body in parts_in(parameters))
 
 
 def has_weight_hooks(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from modulelens.capture.capture import Capture, captures_of, coverage_of, missed, unregistered
+from modulelens.capture.gathered import flat_parameters
 from modulelens.capture.hook import Undo, finish, guard_resizes, unseen
 from modulelens.capture.keep import Keep
 from modulelens.capture.methods import listen
@@ -28,7 +29,14 @@ from modulelens.capture.nodes import Nodes
 from modulelens.capture.select import check_model, check_steps, select, select_methods
 from modulelens.capture.snapshot import Snapshots
 from modulelens.capture.watch import Watch
-from modulelens.capture.wrappers import is_compiled, own_class, unwrap
+from modulelens.capture.wrappers import (
+    is_compiled,
+    is_ready,
+    own_class,
+    runs,
+    schedules,
+    unwrap,
+)
 from modulelens.environment import read_environment
 from modulelens.errors import Conflict, UsageError
 from modulelens.records import CoverageList, Environment
@@ -44,9 +52,10 @@ _active: weakref.WeakKeyDictionary[nn.Module, Trace] = weakref.WeakKeyDictionary
 class Trace:
     """Watches a training loop and captures modules of `model` in one real step.
 
-    A step is one outermost call of `model`, up to the next one, the end of the optimizer's
-    step, or the end of the block. The step's loss, gradients and random streams are the same as
-    without it. When `warmup + steps` steps are over nothing is installed any more.
+    A step is one outermost call of `model`, or of the pipeline schedule that calls it, up to the
+    next one, the end of the optimizer's step, or the end of the block. The step's loss, gradients
+    and random streams are the same as without it. When `warmup + steps` steps are over nothing is
+    installed any more.
 
     Args:
         model: The module that the training loop calls; wrappers (compile, DDP) are seen through.
@@ -99,8 +108,7 @@ class Trace:
         self.model, self.wrappers = unwrap(model)
         own_name = own_class(type(self.model)).__name__
         self.name = str.__str__(name or own_name)  # a subclass is no plain text
-        found = (fqn for fqn, module in model.named_modules() if module is self.model)
-        self.wrapped_at = next(found, "")
+        self._paths = {id(module): fqn for fqn, module in model.named_modules()}
         self.keep = keep or Keep()
         self.warmup = warmup
         self.steps = steps
@@ -113,7 +121,7 @@ class Trace:
         self.done = False
         self.snapshots = Snapshots()
         self._own_hooks: set[int] = set()
-        self.nodes = Nodes(self.model, self.snapshots, self._own_hooks)
+        self.nodes = Nodes(self.model, self.snapshots, self._own_hooks, flat_parameters(model))
         self.patterns = modules
         self.targets = select(self.nodes.fqns, self.nodes.modules, modules)
         inside = {n for lookup in self.nodes.lookups for n in self.nodes.subtree(lookup)[1:]}
@@ -150,6 +158,8 @@ class Trace:
             listen(self._undo, type(self._outer), "__call__", self)
             for method in self.methods.get(0, ()):
                 listen(self._undo, type(self.model), method, self)
+            for cls in schedules():
+                listen(self._undo, cls, "step", self)
         except BaseException:
             finish(self._stop)
             raise
@@ -183,7 +193,7 @@ class Trace:
             if self.done:
                 return
             self._seen_steps += 1
-            if self._seen_steps > self.warmup:
+            if self._seen_steps > self.warmup and is_ready(module):
                 self._begin_step()
 
     def returned(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
@@ -205,8 +215,16 @@ class Trace:
 
     def _hears(self, module: nn.Module) -> bool:
         # A call within backward runs the forward again, under a checkpoint.
-        mine = module is self._outer or module is self.model
+        mine = module is self._outer or module is self.model or runs(module, self.model)
         return mine and torch._C._current_graph_task_id() == -1
+
+    def wrapped_path(self, number: int) -> str:
+        """A module's path in the model as it was given; empty where it is its fqn."""
+        nodes = self.nodes
+        live, fqn = nodes.live.get(number, nodes.modules[number]), nodes.fqns[number]
+        outside = self._paths.get(id(self.model), "")
+        path = self._paths.get(id(live), ".".join(filter(None, (outside, fqn))))
+        return path if path != fqn else ""
 
     def _begin_step(self) -> None:
         watch = Watch(

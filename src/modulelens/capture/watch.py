@@ -35,7 +35,7 @@ from modulelens.capture.hook import (
 from modulelens.capture.keep import Keep
 from modulelens.capture.lookups import Lookups, large_tables
 from modulelens.capture.methods import listen
-from modulelens.capture.nodes import LAZY, Nodes, has_weight_hooks
+from modulelens.capture.nodes import Nodes, has_weight_hooks
 from modulelens.capture.seen import OUTSIDE, SeenCall
 from modulelens.capture.snapshot import Snapshots
 from modulelens.context import AmbientWatch, RngWatch
@@ -81,8 +81,8 @@ class Watch:
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
         self.grad_places: dict[tuple[int, str], int] = {}
-        self._hooked: set[int] = set()
-        self._sharded = False
+        self._hooked: dict[int, Tensor] = {}
+        self._sharded = bool(nodes.flat)
         self._ended = False
         # A table in parts fills other caches of its features than a whole one does.
         spread = nodes.collections.keys() | nodes.lookups.keys()
@@ -163,14 +163,12 @@ class Watch:
     def _watch_parameters(self, numbers: Iterable[int]) -> None:
         arrived = self.gradients.parameter
         for number in numbers:
-            for name, parameter in self.nodes.modules[number]._parameters.items():
-                if parameter is None or isinstance(parameter, LAZY):
-                    continue
-                if not (parameter.requires_grad and parameter.is_leaf):
+            for name, parameter in self.nodes.weights(number):
+                if not parameter.requires_grad:
                     continue
                 key = id(parameter)
                 if key not in self._hooked:
-                    self._hooked.add(key)
+                    self._hooked[key] = parameter  # held, so that no other one gets its id
                     hook_gradient(
                         self._undo, parameter, functools.partial(arrived, key, self._lookups.ref)
                     )
@@ -187,6 +185,7 @@ class Watch:
         self.release()
         self._undo.run()
         self._stacks.clear()
+        self._hooked.clear()
 
     # ---- entering a call
 

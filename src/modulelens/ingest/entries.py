@@ -8,16 +8,17 @@ capture becomes one record that names its node.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import Tensor, nn
+from torch import Tensor
 
 from modulelens.capture import Capture, Trace
-from modulelens.capture.nodes import LAZY
+from modulelens.capture.gathered import FLAT
+from modulelens.capture.nodes import LAZY, Nodes
 from modulelens.capture.reach import reached
 from modulelens.capture.seen import SeenCall
 from modulelens.capture.source import source_of
@@ -153,13 +154,13 @@ class Ingest:
             model=trace.name,
             fqn=capture.fqn,
             cls=f"{cls.__module__}:{cls.__qualname__}",
-            wrapped_fqn=_joined(trace.wrapped_at, capture.fqn) if trace.wrapped_at else "",
+            wrapped_fqn=trace.wrapped_path(capture.number),
             created=trace.created,
             trace_id=trace.id,
             step=trace.first_step,
             node=calls[0].node,
             depth=capture.fqn.count(".") + 1 if capture.fqn else 0,
-            params=_count(nodes.modules[n] for n in nodes.subtree(capture.number)),
+            params=_count(nodes, capture.number),
             own_bytes=sum(stored.sizes[digest] for digest in stored.used),
             init=self._nodes.init(capture.number),
             source=source_of(cls),
@@ -307,13 +308,15 @@ def _beside(classes: set[type]) -> dict[str, str]:
     return {name: digest for each in found for name, digest in sorted(each.items())}
 
 
-def _count(modules: Iterable[nn.Module]) -> int:
-    found = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-    return sum(p.numel() for p in found.values() if not isinstance(p, LAZY))
-
-
-def _joined(*names: str) -> str:
-    return ".".join(filter(None, names))
+def _count(nodes: Nodes, number: int) -> int:
+    found: dict[object, int] = {}
+    for module in (nodes.modules[below] for below in nodes.subtree(number)):
+        flat = nodes.flat.get(id(module))
+        found |= {(flat, name): size for name, size in (flat.sizes.items() if flat else ())}
+        for name, p in module._parameters.items():
+            if not (flat or p is None or isinstance(p, LAZY) or name == FLAT):
+                found[id(p)] = p.numel()
+    return sum(found.values())
 
 
 def _stream(value: Any, ref: Callable[[Tensor], Any]) -> Any:
