@@ -20,6 +20,8 @@ from tests.distributed.models import Attention, Block, Decoder
 
 import modulelens as ml
 from modulelens.merge import merge
+from modulelens.replay import Replay
+from modulelens.stored import payload_of
 from modulelens.tree.shards import parts_in
 
 pytestmark = [
@@ -125,16 +127,19 @@ def test_tensor_parallel_parts_are_exact_or_say_so_and_the_whole_is_close(pairs)
     entries = graded(ml.Repo(pairs / "tp"))
     parts = [e for e in entries if not e.metadata.merged]
     merged = {e.fqn: e for e in entries if e.metadata.merged}
-    columns = ("q", "k", "v", "up")
+    layers = ("q", "k", "v", "up", "out", "down")  # the last two row-wise, with a bias
     for entry in parts:
-        if entry.fqn.rpartition(".")[2] in columns:
+        if entry.fqn.rpartition(".")[2] in layers:
             assert entry.grade.level.value == "exact"
+            assert str(entry.grade.param_grads) == "exact"
         elif entry.grade.level.value == "no":
             assert "sharded" in entry.grade.reason
             assert "merge" in entry.grade.reason
             assert entry.fqn in merged
     assert {e.metadata.merged for e in merged.values()} == {(0, 1)}
     assert {e.grade.level.value for e in merged.values()} == {"exact", "close"}
+    part = next(e for e in parts if e.fqn == "layers.0.mlp.down")
+    assert (part.rebuild().bias * 2).equal(merged[part.fqn].rebuild().bias)
     attention = merged["layers.0.attention"]
     assert attention.rebuild().q.weight.shape == (16, 16)
     assert attention.grade.max_abs < 1e-6
@@ -198,6 +203,19 @@ def test_a_strangers_parts_end_in_a_named_error(pairs, attack):
             merge(store, forged)
             list(parts_in(forged[0].calls[0].output))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+@pytest.mark.parametrize("divided", ["all", [2], {"$tensor": 3}])
+def test_a_bias_divided_by_no_number_ends_in_a_named_error(pairs, divided):
+    entry = next(
+        e for e in ml.Repo(pairs / "tp").versions("tp/layers.0.mlp.down") if not e.metadata.merged
+    )
+    replay = Replay(payload_of(entry._store, entry.metadata))
+    parameters = copy.deepcopy(replay.payload.node(entry.metadata.node).parameters)
+    assert parameters["bias"]["$dtensor"]["divided"] == 2
+    parameters["bias"]["$dtensor"]["divided"] = divided
+    with pytest.raises(ml.errors.ModuleLensError):
+        replay.value(parameters["bias"])
 
 
 def test_what_was_measured_of_a_part_is_not_said_of_the_whole(pairs):

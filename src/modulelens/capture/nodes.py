@@ -35,6 +35,7 @@ from modulelens.capture.wrappers import (
 from modulelens.errors import NotRebuildable
 from modulelens.tree import Encoder, display_path, path_of
 from modulelens.tree.encode import Known
+from modulelens.tree.shards import divide_bias
 
 LAZY = (UninitializedParameter, UninitializedBuffer)
 _INTERNAL = frozenset(vars(nn.Module())) | {KEY, "_compiled_call_impl"}
@@ -291,7 +292,10 @@ class Nodes:
         found = {n: p for n, p in module._parameters.items() if n != FLAT}
         flat = self.flat.get(id(module))
         if flat is None:
-            return {name: encoder.encode(value) for name, value in found.items()}, ""
+            whole = {name: encoder.encode(value) for name, value in found.items()}
+            if own_class(type(module)) is nn.Linear:
+                divide_bias(whole)
+            return whole, ""
         shard = flat.shard()
         own = {n: encoder.encode(p) for n, p in found.items() if n not in flat.sizes}
         if shard is not None:  # tells the moments apart, for `fill_shards`

@@ -34,8 +34,8 @@ def bare(module: nn.Module) -> nn.Module:
 
 def _stood_in_for(module: nn.Module) -> nn.Module | None:
     names = (b.__name__ for b in type(module).__mro__ if b.__module__.startswith("torch."))
-    place = next((_STAND_INS[name] for name in names if name in _STAND_INS), "")
-    return module._modules.get(place)
+    place = next((_STAND_INS[name] for name in names if name in _STAND_INS), None)
+    return None if place is None else module._modules.get(place)
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, list[str]]:

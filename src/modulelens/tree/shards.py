@@ -94,9 +94,22 @@ def _placement(placement: Any) -> dict[str, Any]:
     return {"kind": type(placement).__name__} | {n: v for n, v in named.items() if v is not None}
 
 
-def part_made(local: Tensor, **_where: Any) -> Tensor:
-    """The part as a plain tensor."""
-    return local
+def divide_bias(parameters: dict[str, Any]) -> None:
+    """Notes at the bias of a row-wise linear layer among how many ranks it is divided.
+
+    Each of them computes `x_part @ weight_part + bias / ranks`, a share of a sum.
+    """
+    weight, bias = ((parameters.get(name) or {}).get(PART) for name in ("weight", "bias"))
+    if weight and bias:
+        rows = {"kind": "Shard", "dim": 1}
+        where = zip(weight["mesh"], weight["placements"], bias["placements"], strict=True)
+        ranks = math.prod(n for n, w, b in where if w == rows and b["kind"] == "Replicate")
+        bias |= {"divided": ranks} if ranks > 1 else {}
+
+
+def part_made(local: Tensor, divided: int = 1, **_where: Any) -> Tensor:
+    """The part as a plain tensor, as it is computed with."""
+    return local if divided == 1 else local / divided
 
 
 def table_made(
