@@ -1,0 +1,268 @@
+"""SDK-contract tests of the stand-in W&B server: the unmodified wandb SDK runs its flows on it.
+
+They hold client and server together, and say nothing about W&B itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wandb_server import Server, serving
+
+wandb = pytest.importorskip("wandb")
+
+# The SDK shares a small dict between these calls, and isn't safe in threads there.
+SDK_LOCK = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("wandb")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    """The server without faults and counts; what it doesn't know fails the test that asked."""
+    shared.heal()
+    shared.forget()
+    yield shared
+    assert not shared.unknown
+
+
+@pytest.fixture
+def api(server: Server) -> Any:
+    return wandb.Api(timeout=5)
+
+
+@pytest.fixture
+def run(server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with wandb.init(entity=server.entity, project=project_of(request)) as run:
+        server.forget()
+        yield run
+
+
+def project_of(request: pytest.FixtureRequest) -> str:
+    return request.node.name.replace("[", "-").replace("]", "").replace(" ", "-")[:60]
+
+
+def artifact(folder: Path, name: str, files: dict[str, bytes], **meta: Any) -> Any:
+    """A draft that holds `files` and `meta`."""
+    with SDK_LOCK:
+        made = wandb.Artifact(name, type="module", metadata=meta)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+        made.add_file(str(folder / file), policy="immutable", skip_cache=True)
+    return made
+
+
+def log(run: Any, folder: Path, name: str, files: dict[str, bytes], **meta: Any) -> Any:
+    made = artifact(folder, name, files, **meta)
+    run.log_artifact(made)
+    made.wait(timeout=20)
+    return made
+
+
+def registry(api: Any, server: Server, name: str) -> str:
+    """A registry's name in link paths."""
+    made = api.create_registry(
+        name=name, organization=server.org, visibility="organization", artifact_types=["module"]
+    )
+    return str(made.full_name)
+
+
+def test_the_whole_flow_takes_the_calls_it_is_known_for(
+    server: Server, api: Any, tmp_path: Path
+) -> None:
+    steps: dict[str, Counter[str]] = {}
+
+    def step(name: str) -> None:
+        report = server.report()
+        steps[name] = Counter(report["operations"]) + Counter(report["http"])
+        server.forget()
+
+    target = registry(api, server, "flow")
+    step("registry")
+    run = wandb.init(entity=server.entity, project="flow", job_type="module-capture")
+    step("init")
+    files = {"m.pt": bytes(range(256)) * 80, "module.json": b"{}"}
+    logged = log(run, tmp_path / "a", "layer", files, depth=3)
+    step("log")
+    log(run, tmp_path / "a", "layer", files, depth=4)
+    step("log again")
+    link = logged.link(f"{target}/layer", aliases=["prod"])
+    step("link")
+    found = wandb.Api(timeout=5).artifact(f"{server.org_entity}/{target}/layer:prod")
+    step("find")
+    got = Path(found.download(root=str(tmp_path / "got"), skip_cache=True))
+    step("download")
+    run.use_artifact(found)
+    step("use")
+    found.unlink()
+    step("unlink")
+    run.finish()
+    step("finish")
+
+    assert {p.name: p.read_bytes() for p in got.iterdir()} == files
+    assert (logged.version, link.version, sorted(link.aliases)) == ("v0", "v0", ["latest", "prod"])
+    assert found.metadata == {"depth": 3}
+    assert steps["registry"]["UpsertRegistry"] == 1
+    assert steps["init"] == {"UpsertBucket": 1}
+    assert steps["log"] == {
+        "Viewer": 1,
+        "ServerFeaturesQuery": 2,
+        "ArtifactType": 1,
+        "CreateArtifact": 1,
+        "CreateArtifactManifest": 2,
+        "CreateArtifactFiles": 1,
+        "CommitArtifact": 1,
+        "ArtifactByID": 1,
+        "put blob": 2,
+        "put manifest": 1,
+    }
+    assert steps["log again"] == {"ArtifactType": 1, "CreateArtifact": 1, "ArtifactByID": 1}
+    assert steps["link"] == {"FetchOrgInfoFromEntity": 1, "LinkArtifact": 1}
+    assert steps["find"]["ArtifactMembershipByName"] == 1
+    assert steps["download"] == {
+        "FetchArtifactManifest": 1,
+        "GetArtifactMembershipFileUrls": 1,
+        "get manifest": 1,
+        "get blob": 2,
+    }
+    assert steps["use"]["UseArtifact"] == 1
+    assert steps["unlink"]["UnlinkArtifact"] == 1
+    assert steps["finish"]["UpsertBucket"] == 1
+    assert steps["finish"]["post file_stream"] == 2
+    assert steps["finish"]["put run"] == 3
+
+
+def test_searches_see_metadata_tags_and_aliases_through_pages(
+    server: Server, api: Any, run: Any, tmp_path: Path
+) -> None:
+    target = registry(api, server, "search")
+    for i in range(7):
+        logged = log(run, tmp_path / str(i), f"m{i % 2}", {"m.pt": b"%d" % i}, i=i, at={"x.y": i})
+        logged.tags = [f"t{i % 3}"]
+        logged.save()
+        logged.link(f"{target}/m{i % 2}", aliases=[f"a{i}"])
+
+    def versions(where: dict[str, Any], **options: Any) -> list[int]:
+        inside = api.registries(organization=server.org, filter={"name": "search"})
+        found = inside.collections().versions(filter=where, per_page=2, **options)
+        return sorted(version.metadata["i"] for version in found)
+
+    assert versions({}) == [0, 1, 2, 3, 4, 5, 6]
+    assert server.operations()["RegistryVersions"] == 4
+    assert versions({"metadata.i": {"$in": [3, 5, "4"]}}) == [3, 5]
+    assert versions({"metadata.at.x.y": {"$gte": 5}}) == [5, 6]
+    assert versions({"$or": [{"tag": "t0"}, {"alias": "a1"}]}) == [0, 1, 3, 6]
+    assert versions({"alias": "latest"}) == [5, 6]
+    assert versions({"$and": [{"metadata.i": {"$lt": 4}}, {"metadata.j": {"$exists": False}}]}) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    names = [c.name for c in api.registry("search", server.org).collections(per_page=1)]
+    assert sorted(names) == ["m0", "m1"]
+    regex = {"name": {"$regex": "1$"}}
+    assert [c.name for c in api.registry("search", server.org).collections(filter=regex)] == ["m1"]
+
+
+def test_advanced_search_orders_versions(server: Server, run: Any, tmp_path: Path) -> None:
+    server.set(advanced_search=True)
+    try:
+        api = wandb.Api(timeout=5)
+        target = registry(api, server, "ordered")
+        for i, size in enumerate((300, 100, 200)):
+            log(run, tmp_path / str(i), "m", {"m.pt": bytes(size)}, i=i).link(f"{target}/m")
+        inside = api.registries(organization=server.org, filter={"name": "ordered"})
+        by_size = inside.versions(order="-artifact_size", filter={"artifact_size": {"$gt": 100}})
+        assert [version.size for version in by_size] == [300, 200]
+    finally:
+        server.set(advanced_search=False)
+
+
+def test_aliases_and_tags_come_and_go_and_an_alias_protects_from_deletion(
+    server: Server, api: Any, run: Any, tmp_path: Path
+) -> None:
+    target = registry(api, server, "aliases")
+    first, second = (log(run, tmp_path / x, "m", {"m.pt": x.encode()}) for x in "ab")
+    links = [each.link(f"{target}/m") for each in (first, second)]
+    assert [link.version for link in links] == ["v0", "v1"]
+
+    def aliases(version: str) -> list[str]:
+        return sorted(api.artifact(f"{server.org_entity}/{target}/m:{version}").aliases)
+
+    link = api.artifact(f"{server.org_entity}/{target}/m:v0")
+    link.aliases.append("good")
+    link.save()
+    assert (aliases("v0"), aliases("v1")) == (["good"], ["latest"])
+    other = api.artifact(f"{server.org_entity}/{target}/m:v1")
+    other.aliases.append("good")
+    other.save()
+    assert (aliases("v0"), aliases("v1")) == ([], ["good", "latest"])
+    other = api.artifact(f"{server.org_entity}/{target}/m:v1")
+    other.aliases.remove("good")
+    other.tags = ["fast", "checked twice"]
+    other.save()
+    assert aliases("v1") == ["latest"]
+    assert sorted(api.artifact(f"{server.org_entity}/{target}/m:v1").tags) == [
+        "checked twice",
+        "fast",
+    ]
+
+    collection = api.registry("aliases", server.org).collections()[0]
+    collection.tags = ["encoder"]
+    collection.save()
+    tagged = api.registry("aliases", server.org).collections(filter={"tag": "encoder"})
+    assert [c.name for c in tagged] == ["m"]
+
+    source = api.artifact(f"{server.entity}/{run.project}/m:v1")
+    with pytest.raises(Exception, match="it has aliases"):
+        source.delete()
+    source.delete(delete_aliases=True)
+    assert aliases("latest") == ["latest"]
+    assert api.artifact(f"{server.org_entity}/{target}/m:latest").version == "v0"
+    assert log(run, tmp_path / "c", "m", {"m.pt": b"c"}).version == "v2"
+
+
+def test_lineage_is_kept(server: Server, api: Any, run: Any, tmp_path: Path) -> None:
+    made = log(run, tmp_path, "m", {"m.pt": b"x"})
+    with wandb.init(entity=server.entity, project=run.project) as reader:
+        reader.use_artifact(f"{server.entity}/{run.project}/m:latest")
+        assert made.logged_by().id == run.id
+        assert [user.id for user in made.used_by()] == [reader.id]
+        path = f"{server.entity}/{run.project}"
+        assert [a.name for a in api.run(f"{path}/{run.id}").logged_artifacts()] == ["m:v0"]
+        assert [a.name for a in api.run(f"{path}/{reader.id}").used_artifacts()] == ["m:v0"]
+
+
+def test_listings_of_a_project(server: Server, api: Any, run: Any, tmp_path: Path) -> None:
+    for name in ("a", "b", "a"):
+        log(run, tmp_path / name, name, {"m.pt": name.encode() + str(time.time()).encode()})
+    path = f"{server.entity}/{run.project}"
+    assert [t.name for t in api.artifact_types(path)] == ["module"]
+    assert sorted(c.name for c in api.artifact_type("module", path).collections()) == ["a", "b"]
+    assert [v.version for v in api.artifacts("module", f"{path}/a")] == ["v1", "v0"]
+    assert api.artifact_exists(f"{path}/a:v1")
+    assert not api.artifact_exists(f"{path}/a:v2")
+    assert [f.name for f in api.artifact(f"{path}/b:v0").files()] == ["m.pt"]
+    collection = api.artifact_collection("module", f"{path}/b")
+    collection.description = "of the second kind"
+    collection.save()
+    assert api.artifact_collection("module", f"{path}/b").description == "of the second kind"
+    collection.delete()
+    assert not api.artifact_collection_exists(f"{path}/b", "module")
