@@ -5,25 +5,25 @@ They hold client and server together, and say nothing about W&B itself.
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
+import os
+import signal
+import subprocess
+import sys
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.wandb_server import Server, serving
+from tests.wandb_server.options import FEATURES
+from tests.wandb_server.sdk import LOCK, another_run, draft, log, registry
 
 wandb = pytest.importorskip("wandb")
-
-# The SDK shares a small dict between these calls, and isn't safe in threads there.
-SDK_LOCK = threading.Lock()
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +55,6 @@ def run(server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def project_of(request: pytest.FixtureRequest) -> str:
     return request.node.name.replace("[", "-").replace("]", "").replace(" ", "-")[:60]
-
-
-def artifact(folder: Path, name: str, files: dict[str, bytes], **meta: Any) -> Any:
-    """A draft that holds `files` and `meta`."""
-    with SDK_LOCK:
-        made = wandb.Artifact(name, type="module", metadata=meta)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        (folder / file).write_bytes(content)
-        made.add_file(str(folder / file), policy="immutable", skip_cache=True)
-    return made
-
-
-def log(run: Any, folder: Path, name: str, files: dict[str, bytes], **meta: Any) -> Any:
-    made = artifact(folder, name, files, **meta)
-    run.log_artifact(made)
-    made.wait(timeout=20)
-    return made
-
-
-def registry(api: Any, server: Server, name: str) -> str:
-    """A registry's name in link paths."""
-    made = api.create_registry(
-        name=name, organization=server.org, visibility="organization", artifact_types=["module"]
-    )
-    return str(made.full_name)
 
 
 def test_the_whole_flow_takes_the_calls_it_is_known_for(
@@ -241,7 +215,7 @@ def test_aliases_and_tags_come_and_go_and_an_alias_protects_from_deletion(
 
 def test_lineage_is_kept(server: Server, api: Any, run: Any, tmp_path: Path) -> None:
     made = log(run, tmp_path, "m", {"m.pt": b"x"})
-    with wandb.init(entity=server.entity, project=run.project) as reader:
+    with another_run(server.entity, run.project) as reader:
         reader.use_artifact(f"{server.entity}/{run.project}/m:latest")
         assert made.logged_by().id == run.id
         assert [user.id for user in made.used_by()] == [reader.id]
@@ -266,3 +240,123 @@ def test_listings_of_a_project(server: Server, api: Any, run: Any, tmp_path: Pat
     assert api.artifact_collection("module", f"{path}/b").description == "of the second kind"
     collection.delete()
     assert not api.artifact_collection_exists(f"{path}/b", "module")
+
+
+def test_sixteen_threads_log_and_link(server: Server, api: Any, run: Any, tmp_path: Path) -> None:
+    target = registry(api, server, "many")
+
+    def one(i: int) -> str:
+        made = log(run, tmp_path / str(i), f"m{i % 4}", {"m.pt": b"%d" % i}, i=i)
+        with LOCK:
+            return made.link(f"{target}/m{i % 4}").version
+
+    with ThreadPoolExecutor(16) as pool:
+        links = list(pool.map(one, range(32)))
+    for name in range(4):
+        assert sorted(links[name::4]) == sorted(f"v{n}" for n in range(8))
+    inside = api.registries(organization=server.org, filter={"name": "many"})
+    found = inside.collections().versions()
+    assert sorted(version.metadata["i"] for version in found) == list(range(32))
+
+
+def test_twenty_versions_of_one_name_at_once_have_no_gaps(
+    server: Server, run: Any, tmp_path: Path
+) -> None:
+    made = [draft(tmp_path / str(i), "m", {"m.pt": b"%d" % i}) for i in range(20)]
+    for each in made:
+        run.log_artifact(each)
+    versions = [each.wait(timeout=30).version for each in made]
+    assert sorted(versions, key=lambda v: int(v[1:])) == [f"v{n}" for n in range(20)]
+
+
+def test_without_any_feature_logging_and_downloading_still_work(
+    server: Server, tmp_path: Path
+) -> None:
+    server.set(features=dict.fromkeys(FEATURES, False))
+    wandb.teardown()
+    try:
+        with wandb.init(entity=server.entity, project="old-server") as run:
+            log(run, tmp_path, "m", {"m.pt": b"x"})
+        found = wandb.Api(timeout=5).artifact(f"{server.entity}/old-server/m:v0")
+        assert Path(found.download(root=str(tmp_path / "got")), "m.pt").read_bytes() == b"x"
+        with pytest.raises(RuntimeError, match="not enabled"):
+            wandb.Api(timeout=5).registry("any", server.org)
+    finally:
+        server.set(features={})
+        wandb.teardown()
+
+
+def test_a_killed_client_leaves_a_draft_that_nobody_sees(server: Server, tmp_path: Path) -> None:
+    script = """
+import os, sys, threading, wandb
+run = wandb.init(entity="team", project="killed")
+made = wandb.Artifact("m", type="module")
+with made.new_file("m.pt", "w") as file:
+    file.write("killed")
+run.log_artifact(made)
+sys.stdin.read()
+"""
+    server.fail("put", "blob/", delay_s=1)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=server.env,
+        stdin=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(200):
+            if server.report()["http"].get("put blob"):
+                break
+            time.sleep(0.05)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    time.sleep(1.5)
+    assert server.operations()["CreateArtifact"] == 1
+    assert not server.operations()["CommitArtifact"]
+    assert not wandb.Api(timeout=5).artifact_exists(f"{server.entity}/killed/m:latest")
+
+
+def test_nothing_goes_elsewhere_or_into_the_users_files(
+    server: Server, api: Any, run: Any, tmp_path: Path
+) -> None:
+    log(run, tmp_path, "m", {"m.pt": b"x"}).link(f"{registry(api, server, 'near')}/m")
+    assert not server.unknown
+    client = server.folder.parent / "client"
+    assert not list((client / "home").iterdir())
+    assert not [path for path in (client / "config").rglob("*") if path.is_file()]
+    assert os.environ["HOME"] == str(client / "home")
+    # What isn't meant for this machine ends at the server, which is the proxy.
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen("http://api.example.invalid/x", timeout=5)
+    refused.value.close()
+    assert server.unknown == ["GET http://api.example.invalid/x"]
+    server.forget()
+
+
+def test_what_the_server_does_not_know_fails_the_test(tmp_path: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match=r'"colour".*"sizes".*ServerFeature.name.*"drawing"'),
+        serving(tmp_path),
+    ):
+        api = wandb.Api(timeout=5)
+        execute = api._service_api.execute_graphql
+        for query in (
+            "query Paint { viewer { id colour } }",
+            'query Look { project(name: "p", sizes: 3) { id } }',
+            "query Kind { serverInfo { features { name { x } } } viewer { id } }",
+            "mutation Draw { drawing(input: {a: 1}) { id } }",
+        ):
+            with pytest.raises(Exception, match=r"Cannot query|Unknown argument|fields"):
+                execute(query)
+
+
+def test_latency_is_added_to_every_call(server: Server, api: Any) -> None:
+    server.set(latency_s=0.2)
+    server.forget()
+    started = time.monotonic()
+    api.artifact_exists(f"{server.entity}/none/m:v0")
+    took = time.monotonic() - started
+    server.set(latency_s=0.0)
+    assert took >= 0.2 * sum(server.operations().values()) >= 0.2

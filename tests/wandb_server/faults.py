@@ -1,12 +1,13 @@
 """What goes wrong on purpose: which request, how often, and in which way.
 
 A fault is a dict, sent by `Server.fail` or in the header `X-Fault` of a request (a JSON list of
-faults, or one), which then concerns that request alone. The SDK sends such a header with
+faults, or one), which then concerns the requests with that same header alone. The SDK sends it with
 `Settings(x_extra_http_headers={"X-Fault": ...})`.
 
     kind      gql, put, get or stream (the run's file stream)
     match     regex, searched in the operation's name, or in the path of the URL
-    n         how many requests; -1 for all (of a header: ignored)
+    where     regex, searched in the JSON text of an operation's variables
+    n         how many requests; -1 for all
     skip      how many fitting requests pass before it
     status    this HTTP status, with `headers`
     message   a GraphQL error in a reply of status 200
@@ -33,6 +34,7 @@ class Fault:
 
     kind: str
     match: str = ""
+    where: str = ""
     n: int = 1
     skip: int = 0
     status: int = 0
@@ -57,8 +59,12 @@ class Fault:
         ):
             raise ValueError(f"a fault of kind {self.kind!r} that changes nothing: {self}")
 
-    def fits(self, kind: str, name: str) -> bool:
-        return kind == self.kind and re.search(self.match, name) is not None
+    def fits(self, kind: str, name: str, detail: str) -> bool:
+        return (
+            kind == self.kind
+            and re.search(self.match, name) is not None
+            and re.search(self.where, detail) is not None
+        )
 
 
 class Faults:
@@ -67,6 +73,7 @@ class Faults:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: list[Fault] = []
+        self.of_header: dict[str, list[Fault]] = {}
         self.taken = 0
 
     def add(self, fault: dict[str, Any]) -> None:
@@ -78,17 +85,17 @@ class Faults:
     def clear(self) -> None:
         with self.lock:
             self.waiting.clear()
+            self.of_header.clear()
 
-    def take(self, kind: str, name: str, header: str | None) -> Fault | None:
+    def take(self, kind: str, name: str, detail: str, header: str | None) -> Fault | None:
         """The fault that this request meets, if any."""
-        if header:
-            sent = json.loads(header)
-            for each in sent if isinstance(sent, list) else [sent]:
-                if (fault := Fault(**each)).fits(kind, name):
-                    return fault
         with self.lock:
-            for fault in self.waiting:
-                if not fault.n or not fault.fits(kind, name):
+            if header and header not in self.of_header:
+                sent = json.loads(header)
+                many = sent if isinstance(sent, list) else [sent]
+                self.of_header[header] = [Fault(**each) for each in many]
+            for fault in [*self.of_header.get(header or "", ()), *self.waiting]:
+                if not fault.n or not fault.fits(kind, name, detail):
                     continue
                 if fault.skip:
                     fault.skip -= 1

@@ -33,7 +33,6 @@ class Recorder:
     def moved(self, verb: str, kind: str, name: str, size: int) -> None:
         """`size` bytes of a blob, manifest, part or run file went in (put) or out (get)."""
         with self.lock:
-            self.http[f"{verb} {kind}"] += 1
             blob = self.blobs.setdefault(
                 f"{kind}/{name}", {"puts": 0, "put_bytes": 0, "gets": 0, "got_bytes": 0}
             )
@@ -41,7 +40,7 @@ class Recorder:
             blob["put_bytes" if verb == "put" else "got_bytes"] += size
 
     def seen(self, what: str) -> None:
-        """A request that is neither an operation nor payload."""
+        """A request that is no operation arrived, whatever became of it, e.g. "put blob"."""
         with self.lock:
             self.http[what] += 1
 

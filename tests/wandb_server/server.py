@@ -72,6 +72,7 @@ class StandIn(ThreadingHTTPServer):
                 calls = list(self.recorder.calls)
                 return [c for c in calls if wanted in (None, c["operation"])]
             case "reset":
+                self.faults.taken = 0
                 return self.recorder.reset()
             case "set":
                 for name, value in order["options"].items():
@@ -120,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.recorder.did_not_know(f"a query that doesn't parse: {error}")
             return self.reply(400, failed("?", Refused(str(error))))
         self.server.recorder.called(name, variables, self.told())
-        fault = self.fault("gql", name)
+        fault = self.fault("gql", name, json.dumps(variables))
         if self.struck(fault, early=True) or not (role := self.role()):
             return None
         try:
@@ -151,6 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         kind, name = self.stored()
         if not kind:
             return self.not_known()
+        self.server.recorder.seen(f"put {kind}")
         fault = self.fault("put", self.path)
         if self.struck(fault, early=True, body=True):
             return None
@@ -190,6 +192,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send("blob", urlsplit(self.path).path.split("/")[-2])
 
     def send(self, kind: str, name: str) -> None:
+        self.server.recorder.seen(f"get {kind}")
         fault = self.fault("get", self.path)
         if self.struck(fault, early=True):
             return
@@ -276,8 +279,8 @@ class Handler(BaseHTTPRequestHandler):
 
     # The parts of a reply.
 
-    def fault(self, kind: str, name: str) -> Fault:
-        fault = self.server.faults.take(kind, name, self.headers.get("X-Fault"))
+    def fault(self, kind: str, name: str, detail: str = "") -> Fault:
+        fault = self.server.faults.take(kind, name, detail, self.headers.get("X-Fault"))
         if fault and fault.delay_s:
             time.sleep(fault.delay_s)
         return fault or NO_FAULT

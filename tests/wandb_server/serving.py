@@ -188,8 +188,9 @@ def serving(folder: Path, **options: Any) -> Iterator[Server]:
     state, client = folder / "server", folder / "client"
     state.mkdir(parents=True, exist_ok=True)
     server = Server(state, options)
-    before = dict(os.environ)
     end_wandb()
+    # The service of before has ended; its address would be joined and found dead.
+    before = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_SERVICE")}
     server.start()
     try:
         kept = {k: v for k, v in before.items() if not k.startswith("WANDB_")}
