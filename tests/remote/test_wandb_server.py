@@ -5,6 +5,8 @@ They hold client and server together, and say nothing about W&B itself.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.wandb_server import Server, serving
+from tests.wandb_server import Server, drift, serving
 from tests.wandb_server.options import FEATURES
 from tests.wandb_server.sdk import LOCK, another_run, draft, log, registry
 
@@ -360,3 +362,84 @@ def test_latency_is_added_to_every_call(server: Server, api: Any) -> None:
     took = time.monotonic() - started
     server.set(latency_s=0.0)
     assert took >= 0.2 * sum(server.operations().values()) >= 0.2
+
+
+def test_registries_and_collections_are_listed_renamed_and_deleted(
+    server: Server, api: Any, run: Any, tmp_path: Path
+) -> None:
+    target = registry(api, server, "kept")
+    registry(api, server, "gone")
+    made = log(run, tmp_path, "m", {"m.pt": b"listed"})
+    made.link(f"{target}/m", aliases=["a"])
+    made.link(f"{target}/n")
+    wanted = {"name": {"$in": ["kept", "gone"]}}
+    found = api.registries(organization=server.org, filter=wanted, order="-name")
+    assert [r.name for r in found] == ["kept", "gone"]
+    found[1].delete()
+    assert [r.name for r in api.registries(organization=server.org, filter=wanted)] == ["kept"]
+    assert sorted(link.name for link in made.linked_artifacts) == ["m:v0", "n:v0"]
+
+    first, second = api.registry("kept", server.org).collections(order="name")
+    assert sorted(first.aliases) == ["a", "latest"]
+    second.delete()
+    first.tags = ["x", "y"]
+    first.save()
+    first.tags = ["y"]
+    first.save()
+    (first,) = api.registry("kept", server.org).collections()
+    assert (first.name, first.tags) == ("m", ["y"])
+
+    path = f"{server.entity}/{run.project}"
+    sequence = api.artifact_collection("module", f"{path}/m")
+    sequence.change_type("renamed-kind")
+    sequence.save()
+    assert api.artifact(f"{path}/m:v0").type == "renamed-kind"
+    assert [c.name for c in api.project(run.project, server.entity).collections()] == ["m"]
+    moved = api.registry("kept", server.org)
+    moved.name = "moved"
+    moved.save()
+    assert api.artifact(f"{server.org_entity}/wandb-registry-moved/m:a").version == "v0"
+
+
+def test_a_run_resumes_and_logs_the_next_version(server: Server, api: Any, tmp_path: Path) -> None:
+    for number in range(2):
+        options = {"id": "again", "resume": "allow", "config": {"n": number}}
+        with wandb.init(entity=server.entity, project="resumed", **options) as run:
+            made = log(run, tmp_path / str(number), "m", {"m.pt": b"resumed %d" % number})
+            assert made.version == f"v{number}"
+    assert [r.id for r in api.runs(f"{server.entity}/resumed")] == ["again"]
+
+
+def posted(server: Server, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one operation that no flow sends."""
+    key = base64.b64encode(f"api:{server.key}".encode()).decode()
+    headers = {"Authorization": f"Basic {key}", "Content-Type": "application/json"}
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    request = urllib.request.Request(f"{server.url}/graphql", body, headers)
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        return json.loads(reply.read())["data"]
+
+
+def test_core_operations_outside_the_flows_are_answered(server: Server, run: Any) -> None:
+    texts = {**drift.of_core(), "GetViewer": drift.of_python()["GetViewer"]}
+    where = {"entity": server.entity, "project": run.project, "run": run.id}
+    assert posted(server, texts["ClientIDMapping"], {"clientID": "x"}) == {"clientIDMapping": None}
+    flags = posted(server, texts["OrgFeatureFlags"], {"org": server.org})
+    assert flags == {"organization": {"featureFlags": []}}
+    weave = posted(server, texts["OrganizationCoreWeaveOrganizationID"], {"entityName": "team"})
+    assert weave == {"entity": {"organization": {"coreWeaveOrganizationId": None}}}
+    info = posted(server, texts["QueryRunInfo"], where)
+    assert info["project"]["run"]["summaryMetrics"] == "{}"
+    assert posted(server, texts["GetViewer"], {})["viewer"]["entity"] == server.entity
+
+
+def test_the_operations_of_the_sdk_are_those_the_server_was_written_for() -> None:
+    recorded = drift.recorded()
+    assert drift.changes(recorded, drift.digests()) == []
+    other = {side: {**texts} for side, texts in recorded.items()}
+    other["core"]["CommitArtifact"] = ""
+    other["python"]["LinkArtifact"] = "0"
+    assert drift.changes(recorded, other) == [
+        "python: LinkArtifact has another text",
+        "core: CommitArtifact is gone",
+    ]

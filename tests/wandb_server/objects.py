@@ -273,8 +273,21 @@ class Project:
             raise Refused(f"run {name} not found", 404)
         return found
 
+    def _runs(self, filters: str | None, order: str | None) -> list[Any]:
+        mine = [run for run in self._world.runs.values() if run.project is self]
+        return chosen(mine, filters, order, see)
+
     def runCount(self, filters: str | None = None) -> int:
-        return sum(run.project is self for run in self._world.runs.values())
+        return len(self._runs(filters, None))
+
+    def runs(
+        self,
+        filters: str | None = None,
+        order: str | None = None,
+        first: int | None = None,
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        return connection(self._runs(filters, order), first, after)
 
 
 @dataclass(eq=False)
@@ -670,6 +683,16 @@ class Run:
 
     def historyKeys(self) -> dict[str, Any] | None:
         return None
+
+    def _see(self, name: str) -> list[Any]:
+        match name:
+            case "name" | "state" | "group" | "jobType" | "displayName":
+                return [getattr(self, name)]
+            case "tags":
+                return list(self.tags)
+            case "created_at" | "createdAt":
+                return [self.createdAt()]
+        raise no_field("run", name)
 
     def wandbConfig(self, keys: list[str] | None = None) -> str:
         return json.dumps({"t": 1})
