@@ -5,8 +5,6 @@ They hold client and server together, and say nothing about W&B itself.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import signal
 import subprocess
@@ -141,6 +139,9 @@ def test_searches_see_metadata_tags_and_aliases_through_pages(
 
     assert versions({}) == [0, 1, 2, 3, 4, 5, 6]
     assert server.operations()["RegistryVersions"] == 4
+    server.set(search_lag_s=60)
+    assert versions({}) == []
+    server.set(search_lag_s=0)
     assert versions({"metadata.i": {"$in": [3, 5, "4"]}}) == [3, 5]
     assert versions({"metadata.at.x.y": {"$gte": 5}}) == [5, 6]
     assert versions({"$or": [{"tag": "t0"}, {"alias": "a1"}]}) == [0, 1, 3, 6]
@@ -331,7 +332,7 @@ def test_nothing_goes_elsewhere_or_into_the_users_files(
     assert os.environ["HOME"] == str(client / "home")
     # What isn't meant for this machine ends at the server, which is the proxy.
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen("http://api.example.invalid/x", timeout=5)
+        urllib.request.build_opener().open("http://api.example.invalid/x", timeout=5)
     refused.value.close()
     assert server.unknown == ["GET http://api.example.invalid/x"]
     server.forget()
@@ -410,27 +411,17 @@ def test_a_run_resumes_and_logs_the_next_version(server: Server, api: Any, tmp_p
     assert [r.id for r in api.runs(f"{server.entity}/resumed")] == ["again"]
 
 
-def posted(server: Server, query: str, variables: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one operation that no flow sends."""
-    key = base64.b64encode(f"api:{server.key}".encode()).decode()
-    headers = {"Authorization": f"Basic {key}", "Content-Type": "application/json"}
-    body = json.dumps({"query": query, "variables": variables}).encode()
-    request = urllib.request.Request(f"{server.url}/graphql", body, headers)
-    with urllib.request.urlopen(request, timeout=5) as reply:
-        return json.loads(reply.read())["data"]
-
-
 def test_core_operations_outside_the_flows_are_answered(server: Server, run: Any) -> None:
     texts = {**drift.of_core(), "GetViewer": drift.of_python()["GetViewer"]}
     where = {"entity": server.entity, "project": run.project, "run": run.id}
-    assert posted(server, texts["ClientIDMapping"], {"clientID": "x"}) == {"clientIDMapping": None}
-    flags = posted(server, texts["OrgFeatureFlags"], {"org": server.org})
+    assert server.posted(texts["ClientIDMapping"], {"clientID": "x"}) == {"clientIDMapping": None}
+    flags = server.posted(texts["OrgFeatureFlags"], {"org": server.org})
     assert flags == {"organization": {"featureFlags": []}}
-    weave = posted(server, texts["OrganizationCoreWeaveOrganizationID"], {"entityName": "team"})
+    weave = server.posted(texts["OrganizationCoreWeaveOrganizationID"], {"entityName": "team"})
     assert weave == {"entity": {"organization": {"coreWeaveOrganizationId": None}}}
-    info = posted(server, texts["QueryRunInfo"], where)
+    info = server.posted(texts["QueryRunInfo"], where)
     assert info["project"]["run"]["summaryMetrics"] == "{}"
-    assert posted(server, texts["GetViewer"], {})["viewer"]["entity"] == server.entity
+    assert server.posted(texts["GetViewer"], {})["viewer"]["entity"] == server.entity
 
 
 def test_the_operations_of_the_sdk_are_those_the_server_was_written_for() -> None:

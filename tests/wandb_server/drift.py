@@ -1,9 +1,8 @@
 """The texts of the GraphQL operations that the stand-in answers, as the installed SDK sends them.
 
 Python's are constants of two generated modules; those of the SDK's core are strings in its binary.
-`operations.json` lists them by side with the digests of their texts; a name that is added there with
-"" gets its digest from `python -m tests.wandb_server.drift`, to be run after the server was fitted to
-a new SDK.
+`operations.json` lists them by side, with digests. After the server was fitted to a new SDK, or a
+name was added there with "" as its digest, `python -m tests.wandb_server.drift` writes it anew.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ class Options:
     latency_s: float = 0.0
     search_lag_s: float = 0.0
     advanced_search: bool = False
-    multipart_from: int = 2 << 30
     features: dict[str, bool] = field(default_factory=dict)
     read_only: list[str] = field(default_factory=list)
     keys: dict[str, str] = field(default_factory=lambda: {WRITE_KEY: "write", READ_KEY: "read"})

@@ -1,4 +1,4 @@
-"""The state of the stand-in server and its queries; the mutations are in `mutations`.
+"""The state of the stand-in server and its queries; the mutations are mixed in.
 
 One lock is held for every operation. What succeeded is written to a journal before the reply goes
 out, and a server that starts on the same folder replays it: ids are counted and the clock is in the
@@ -13,24 +13,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.wandb_server.editing import Edits
 from tests.wandb_server.executor import Execution, Refused, is_mutation, name_of, parsed
-from tests.wandb_server.mutations import Mutations
-from tests.wandb_server.objects import (
-    Artifact,
-    ArtifactCollectionMembership,
-    Collection,
-    Entity,
-    Organization,
-    Project,
-    Run,
-    connection,
-    identifier,
-)
+from tests.wandb_server.linking import Links
 from tests.wandb_server.options import FEATURES, LONER, ORG, ORG_ENTITY, TEAM, USER, Options
+from tests.wandb_server.pages import connection, identifier
+from tests.wandb_server.places import Entity, Organization, Project
+from tests.wandb_server.running import Runs
+from tests.wandb_server.runs import Run
 from tests.wandb_server.storage import Storage
+from tests.wandb_server.uploading import Uploads
+from tests.wandb_server.versions import Artifact, ArtifactCollectionMembership, Collection
 
 
-class World(Mutations):
+class World(Runs, Uploads, Links, Edits):
     """The root of all queries and mutations."""
 
     def __init__(self, folder: Path, options: Options) -> None:
