@@ -115,16 +115,16 @@ def test_an_upload_in_parts_is_checked_and_can_be_completed_twice(server: Server
     manifest = json.dumps({"contents": {"m.pt": {"digest": digest, "size": len(whole)}}}).encode()
     lines = b"wandb-artifact-manifest-v1\nm.pt:%s\n" % digest.encode()
     ask("UpsertBucket", entity=server.entity, project="parts", name="r")
-    made = ask(
-        "CreateArtifact",
-        input={
-            **where,
-            "runName": "r",
-            "artifactTypeName": "module",
-            "artifactCollectionName": "m",
-            "digest": hashlib.md5(lines, usedforsecurity=False).hexdigest(),
-        },
-    )["artifact"]
+    draft = {
+        **where,
+        "runName": "r",
+        "artifactTypeName": "module",
+        "artifactCollectionName": "m",
+        "digest": hashlib.md5(lines, usedforsecurity=False).hexdigest(),
+        "clientID": "c" * 128,
+    }
+    made = ask("CreateArtifact", input=draft)["artifact"]
+    assert ask("CreateArtifact", input=draft)["artifact"] == made
     asked = {
         "artifactID": made["id"],
         "name": "m.pt",

@@ -213,7 +213,8 @@ def test_aliases_and_tags_come_and_go_and_an_alias_protects_from_deletion(
     source.delete(delete_aliases=True)
     assert aliases("latest") == ["latest"]
     assert api.artifact(f"{server.org_entity}/{target}/m:latest").version == "v0"
-    assert log(run, tmp_path / "c", "m", {"m.pt": b"c"}).version == "v2"
+    later = [log(run, tmp_path / x, "m", {"m.pt": x.encode()}).version for x in "cd"]
+    assert later == ["v2", "v3"]
 
 
 def test_lineage_is_kept(server: Server, api: Any, run: Any, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Server:
         return self.control("calls", operation=operation)
 
     def bytes(self) -> dict[str, int]:
-        """Payload bytes and requests since the start or `forget`, over all blobs and manifests."""
+        """Payloads and their bytes since the start or `forget`: blobs, manifests, run files."""
         total: Counter[str] = Counter(puts=0, put_bytes=0, gets=0, got_bytes=0)
         for counts in self.report()["blobs"].values():
             total.update(counts)
