@@ -13,8 +13,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -290,9 +291,28 @@ def test_without_any_feature_logging_and_downloading_still_work(
         wandb.teardown()
 
 
+def eventually(true: Callable[[], Any], within_s: float = 20) -> bool:
+    end = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def processes_with(setting: str) -> list[str]:
+    """The processes, of Linux at least, that have a setting in their environment."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if setting.encode() in environ.read_bytes():
+                found.append(environ.parent.name)
+    return found
+
+
 def test_a_killed_client_leaves_a_draft_that_nobody_sees(server: Server, tmp_path: Path) -> None:
     script = """
-import os, sys, threading, wandb
+import sys, wandb
 run = wandb.init(entity="team", project="killed")
 made = wandb.Artifact("m", type="module")
 with made.new_file("m.pt", "w") as file:
@@ -300,23 +320,21 @@ with made.new_file("m.pt", "w") as file:
 run.log_artifact(made)
 sys.stdin.read()
 """
-    server.fail("put", "blob/", delay_s=1)
+    server.fail("put", "blob/", delay_s=60)
     child = subprocess.Popen(
         [sys.executable, "-c", script],
-        env=server.env,
+        env={**server.env, "KILLED_CLIENT": str(tmp_path)},
         stdin=subprocess.PIPE,
         cwd=tmp_path,
         start_new_session=True,
     )
     try:
-        for _ in range(200):
-            if server.report()["http"].get("put blob"):
-                break
-            time.sleep(0.05)
+        assert eventually(lambda: server.report()["http"].get("put blob"))
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    time.sleep(1.5)
+    # The SDK's core is a process of its own, which would go on uploading.
+    assert eventually(lambda: not processes_with(f"KILLED_CLIENT={tmp_path}"))
     assert server.operations()["CreateArtifact"] == 1
     assert not server.operations()["CommitArtifact"]
     assert not wandb.Api(timeout=5).artifact_exists(f"{server.entity}/killed/m:latest")
