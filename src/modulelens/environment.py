@@ -142,6 +142,20 @@ def _job() -> str:
         return ""
 
 
+def moment() -> int:
+    """How many collectives this process has begun, in all of its groups: where a job is.
+
+    Ranks that hold parts of one module begin the same ones, so this is equal on them at one step.
+    """
+    if (distributed := _with_group()) is None:
+        return 0
+    try:
+        groups = distributed.distributed_c10d._world.pg_map
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+    except Exception:  # noqa: BLE001 - boundary: backends that count nothing
+        return 0
+
+
 def is_own(path: str) -> bool:
     """Whether a file or folder is the user's: not Python's, of an installed package, or ours."""
     packages = {"site-packages", "dist-packages"}

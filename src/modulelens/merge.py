@@ -67,8 +67,8 @@ def merged_before(wanted: Metadata, others: Iterable[Metadata]) -> bool:
 
 
 def _same_step(wanted: Metadata, others: Iterable[Metadata]) -> list[Metadata]:
-    job = wanted.environment.job
-    return [m for m in others if m.environment.job == job and m.step == wanted.step]
+    job, step = wanted.environment.job, (wanted.step, wanted.moment)
+    return [m for m in others if m.environment.job == job and (m.step, m.moment) == step]
 
 
 def merge(store: LocalStore, parts: Sequence[Metadata]) -> tuple[Metadata, dict[str, Tensor]]:

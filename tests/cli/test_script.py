@@ -185,3 +185,24 @@ def test_the_envelope_comes_whatever_a_script_did_to_its_streams(tmp_path: Path,
     done = modulelens("trace", "--no-verify", "--json", "--", "train.py", cwd=tmp_path)
     assert (done.code, done.json["ok"]) == ((4, False) if end else (0, True))
     assert ("ZeroDivisionError: division by zero" in done.err) == bool(end)
+
+
+HARD = """
+import os, sys
+child = os.fork()
+if child == 0:
+    os._exit(0)  # not the script's end
+os.waitpid(child, 0)
+train()
+print("trained")
+os._exit(3)
+"""
+
+
+def test_a_script_that_leaves_hard_leaves_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{LAYER}{HARD}")
+    done = modulelens("trace", "--warmup", "0", "--", "train.py", cwd=tmp_path)
+    assert done.code == 3
+    assert "trained" in done.out
+    assert "stored" in done.out
+    assert modulelens("ls", cwd=tmp_path).out.count("@v1") >= 1

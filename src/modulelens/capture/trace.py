@@ -37,7 +37,7 @@ from modulelens.capture.wrappers import (
     schedules,
     unwrap,
 )
-from modulelens.environment import read_environment
+from modulelens.environment import moment, read_environment
 from modulelens.errors import Conflict, UsageError
 from modulelens.records import CoverageList, Environment
 
@@ -130,6 +130,7 @@ class Trace:
         self.watches: list[Watch] = []
         self._outer = model
         self.first_step = 0
+        self.moment = 0
         self._seen_steps = 0
         self._watch: Watch | None = None
         self._inside = 0
@@ -233,6 +234,7 @@ class Trace:
         self._watch = watch
         try:
             if not self.watches:
+                self.moment = moment()
                 shared = Undo()
                 weakref.finalize(self.snapshots, shared.run)
                 guard_resizes(shared)

@@ -6,6 +6,7 @@ warm-up steps pass (a loss is an outermost module too, and has no parameters).
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import dataclasses
 import difflib
@@ -86,7 +87,7 @@ def trace_script(script: str, argv: Sequence[str], options: ScriptOptions) -> Tr
     failure: BaseException | None = None
     with _as_main(script, argv, options.as_module), track_init(), watcher:
         try:
-            with _termination_raised(), streams_kept():
+            with _termination_raised(), _exit_raised(watcher), streams_kept():
                 _run(script, options.as_module)
         except SystemExit as leave:
             failure = leave if leave.code not in (None, 0) else None
@@ -138,6 +139,34 @@ def _print_failure(failure: BaseException) -> None:
     for frame in reversed(frames):
         link = TracebackType(link, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     sys.excepthook(type(failure), failure.with_traceback(link), link)
+
+
+@contextmanager
+def _exit_raised(watcher: _Watcher) -> Iterator[None]:
+    """`os._exit` after the traced step, as scripts of many ranks end: what was traced is stored.
+
+    Then the process ends in that way, past whatever else would run.
+    """
+    leave: Any = os._exit
+    script = (os.getpid(), threading.get_ident())
+
+    def leave_hard(code: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        leave(code)
+
+    def exit_(code: int) -> None:
+        if not watcher.traced or (os.getpid(), threading.get_ident()) != script:
+            leave(code)
+        atexit.register(leave_hard, code)
+        raise SystemExit(code)
+
+    module: Any = os
+    module._exit = exit_
+    try:
+        yield
+    finally:
+        module._exit = leave
 
 
 @contextmanager

@@ -158,6 +158,7 @@ class Ingest:
             created=trace.created,
             trace_id=trace.id,
             step=trace.first_step,
+            moment=trace.moment,
             node=calls[0].node,
             depth=capture.fqn.count(".") + 1 if capture.fqn else 0,
             params=_count(nodes, capture.number),

@@ -20,15 +20,15 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `node` is the digest of the module's node at its first call. `blobs` maps every blob that the
     entry needs, directly or through nodes, to its size. `wrapped_fqn` is its path in the wrapped
-    model, where wrappers were around it. `step` counts the steps that were seen
-    before the first traced one. `sources` maps every class of the subtree that is not torch's own
-    to the digest of its source; `beside` maps what these classes reach of the user's own, as
-    `module:name` (helpers, constants, bases), to that of its code. `packages` are the top-level
-    packages whose classes may be decoded for this entry, `roots` the folder on `sys.path` that each
-    was found in, `main_file` the script that was `__main__`. `own_bytes` are the bytes of the
-    tensors of this module (shared ones included, each storage once). `table_rows` says of which
-    embedding tables so many rows were kept, of so many: those that were looked up. `merged` are the
-    ranks whose parts were put together.
+    model, where wrappers were around it. `step` counts the steps that were seen before the first
+    traced one, `moment` the collectives that the process had begun. `sources` maps every class of
+    the subtree that is not torch's own to the digest of its source; `beside` maps what these
+    classes reach of the user's own, as `module:name` (helpers, constants, bases), to that of its
+    code. `packages` are the top-level packages whose classes may be decoded for this entry, `roots`
+    the folder on `sys.path` that each was found in, `main_file` the script that was `__main__`.
+    `own_bytes` are the bytes of the tensors of this module (shared ones included, each storage
+    once). `table_rows` says of which embedding tables so many rows were kept, of so many: those
+    that were looked up. `merged` are the ranks whose parts were put together.
     """
 
     schema: int
@@ -40,6 +40,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created: str = ""
     trace_id: str = ""
     step: int = 0
+    moment: int = 0
     node: str = ""
     depth: int = 0
     params: int = 0
