@@ -7,9 +7,11 @@
     |- EnvironmentLacks      5         a package, class, device or disk space is missing here
     |  |- ClassNotFound                the captured class cannot be imported here
     |  |- NotRebuildable               this module cannot be rebuilt, for a named reason
-    |  `- DiskFull                     no space left while writing an entry
+    |  |- DiskFull                     no space left while writing an entry
+    |  `- PermissionDenied             the remote does not let you; trying again changes nothing
     |- Conflict              6         somebody else holds or changed what this needs
     |- TimedOut              7         foreign code did not end in time
+    |  `- Unavailable                  the remote did not answer, or said later; try again
     |- ForeignError          4         code of the user's failed; its type and traceback come along
     |  |- CandidateBroken              the candidate's file cannot be imported
     |  `- WorkerCrashed                the process that ran it died: a signal, an exit, no memory
@@ -105,6 +107,10 @@ class DiskFull(EnvironmentLacks):
     """No space is left on the disk that holds the repo."""
 
 
+class PermissionDenied(EnvironmentLacks):
+    """The remote refused: no such key, or no right to do this. Trying again changes nothing."""
+
+
 class Conflict(ModuleLensError):
     """Somebody else holds or changed what this needs."""
 
@@ -115,6 +121,14 @@ class TimedOut(ModuleLensError):
     """Foreign code did not end within its time limit."""
 
     exit_code = 7
+
+
+class Unavailable(TimedOut):
+    """The remote did not answer, or asked to come later; `after_s` seconds where it said so."""
+
+    def __init__(self, message: str, *, hint: str = "", after_s: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
+        self.after_s = after_s
 
 
 class ForeignError(ModuleLensError):

@@ -34,24 +34,32 @@ _SEAL = b',"digest":"%b"}'
 _SEAL_BYTES = len(_SEAL % (b"0" * 64))
 
 
-def commit_entry(layout: Layout, metadata: Metadata, state: bytes | memoryview) -> Metadata:
-    """Stores an entry as the next free version of its collection; returns it as stored.
+def commit_entry(
+    layout: Layout, metadata: Metadata, state: bytes | memoryview, number: int | None = None
+) -> Metadata:
+    """Stores an entry, as the next free version where no number is given; returns it as stored.
 
     Raises:
+        Conflict: The number is taken.
         DiskFull: No space is left; nothing of the entry stays.
     """
     collection = metadata.collection
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     stored = msgspec.structs.replace(
         metadata,
-        version=_next_version(layout, collection),
+        version=number or _next_version(layout, collection),
         state_digest=digest_of(state),
         created=metadata.created or now,
     )
     data = _sealed(stored)
     folder = layout.collection(collection) / str(stored.version)
     with space_for(f"entry {metadata.name!r:.200}", layout.root, len(state) + len(data)):
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as error:
+            raise Conflict(
+                f"{metadata.name!r:.200} has a version {stored.version} already"
+            ) from error
         try:
             write_new(folder / "state.pt", state)
             # The commit point: before this rename the entry does not exist.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -74,6 +75,11 @@ def _kind(annotation: str) -> Kind:
 FIELDS: dict[str, Kind] = {name: _kind(Row.__annotations__[name]) for name in Row.__struct_fields__}
 
 _INT64 = 2**63 - 1
+
+
+def natural(name: str) -> str:
+    """A key that sorts layers.2 before layers.10."""
+    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(9), name)
 
 
 def searched(field: str, value: Any) -> tuple[Any, ...]:

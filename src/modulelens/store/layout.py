@@ -5,6 +5,7 @@ blobs/ab/abcd...                     raw bytes, named by their blake3 digest
 entries/<collection id>/aliases.json alias -> version, and the highest version ever removed
 entries/<collection id>/<version>/   metadata.json and state.pt
 index.sqlite                         a cache of the entries
+outbox.sqlite                        what is to be pushed, and how far it is
 tmp/                                 files that are being written
 changes/                             a marker per change that the index may lack
 *.lock                               empty files, for flock
@@ -47,11 +48,15 @@ class Layout:
         self.changes = root / "changes"
         self.index = root / "index.sqlite"
         self.gc_lock = root / "gc.lock"
+        self.outbox = root / "outbox.sqlite"
         self.index_lock = root / "index.lock"
         self.writer_lock = root / "writer.lock"
-        logs = [root / f"index.sqlite{end}" for end in ("-wal", "-shm", "-journal")]
-        locks = (self.gc_lock, self.index_lock, self.writer_lock)
-        self.files = (self.format, self.index, *locks, *logs)
+        self.outbox_lock = root / "outbox.lock"
+        databases = (self.index, self.outbox)
+        ends = ("", "-wal", "-shm", "-journal")
+        tables = [path.with_name(path.name + end) for path in databases for end in ends]
+        locks = (self.gc_lock, self.index_lock, self.writer_lock, self.outbox_lock)
+        self.files = (self.format, *locks, *tables)
 
     def check_writable(self) -> None:
         """Refuses what would change a repo that cannot be written.

@@ -47,6 +47,7 @@ class LocalStore:
         self._adds = Adds(self._layout.gc_lock)
         self.root = self._layout.root
         self.writable = self._layout.writable
+        self.outbox_path = self._layout.outbox
 
     # Blobs
 
@@ -105,6 +106,9 @@ class LocalStore:
             self._verified.check(path, digest, what=f"blob {digest[:16]}...")
         return path
 
+    def complete(self, entry_id: str) -> None:
+        """Makes sure that all bytes of an entry are here; those of a local repo are."""
+
     def blob_bytes(self, digest: str) -> bytes:
         """The bytes of a blob, verified; raises what `blob_path` does."""
         return read_regular(self.blob_path(digest))
@@ -113,9 +117,10 @@ class LocalStore:
 
     def put_entries(
         self,
-        new: Sequence[tuple[Metadata, Mapping[str, torch.Tensor]]],
+        new: Sequence[tuple[Metadata, Mapping[str, torch.Tensor] | bytes]],
         *,
         aliases: Sequence[str] = (),
+        keep_versions: bool = False,
         progress: Callable[[Metadata], None] | None = None,
     ) -> list[Metadata]:
         """Stores entries, each as the next free version of its collection; returns the records.
@@ -124,12 +129,14 @@ class LocalStore:
 
         Args:
             new: Records, whose `version`, `state_digest` and, where empty, `created` are set here,
-                and the plain tensors that each entry owns.
+                and the plain tensors that each entry owns, or its state.pt.
             aliases: Moved to the new versions.
+            keep_versions: The records have their versions.
             progress: Called with each record as stored.
 
         Raises:
-            Conflict: A blob in a record's `blobs` is not there, or has another size.
+            Conflict: A blob in a record's `blobs` is not there, or has another size; or the
+                version that a record has is taken.
             DiskFull: No space is left; nothing of the entry stays.
             UsageError: A value of a state is not a plain tensor, or an alias cannot be used.
         """
@@ -141,9 +148,10 @@ class LocalStore:
         stored = []
         with self._change(*(metadata.collection for metadata, _ in new)) as changed:
             for record, state in new:
-                data = dump_state(state)
+                data = state if isinstance(state, bytes) else dump_state(state)
                 entries.check_blobs(self._layout, record, self._adds.present)
-                metadata = entries.commit_entry(self._layout, record, data)
+                number = record.version if keep_versions else None
+                metadata = entries.commit_entry(self._layout, record, data, number)
                 changed.records[metadata.id] = metadata
                 changed.versions[metadata.collection].add(metadata.version)
                 self._adds.settle(metadata.blobs)
@@ -174,10 +182,17 @@ class LocalStore:
         """
         from modulelens.store.state import load_state
 
-        metadata = self.metadata(entry_id)
-        path = self._layout.entry(entry_id) / "state.pt"
-        self._verified.check(path, metadata.state_digest, what=f"state.pt of entry {entry_id}")
-        return load_state(path, entry_id, keys)
+        return load_state(self.state_path(self.metadata(entry_id)), entry_id, keys)
+
+    def state_path(self, metadata: Metadata) -> Path:
+        """Path of an entry's state.pt, verified.
+
+        Raises:
+            Corrupted: It differs from its digest.
+        """
+        path = self._layout.entry(metadata.id) / "state.pt"
+        self._verified.check(path, metadata.state_digest, what=f"state.pt of entry {metadata.id}")
+        return path
 
     def update(self, entry_id: str, change: Callable[[Metadata], Metadata]) -> Metadata:
         """Rewrites a record as `change` makes it of the current one: one step for all processes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from modulelens.errors import NotFound, UsageError
 from modulelens.records import collection_id
@@ -12,6 +13,7 @@ from modulelens.store.layout import COLLECTION, Layout
 
 _VERSION = re.compile(r"v?([1-9][0-9]{0,8})")
 
+T = TypeVar("T")
 #: Names of collections that contain a text.
 Names = Callable[[str], Sequence[str]]
 
@@ -50,11 +52,48 @@ def resolve(layout: Layout, ref: str, names: Names) -> str:
     return f"{collection}/{version or layout.versions(collection)[0]}"
 
 
-def _collection(layout: Layout, name: str) -> str | None:
-    candidates = [name] if COLLECTION.fullmatch(name) else []
+def resolve_at(ref: str, get: Callable[[str, str], T], names: Names, where: str) -> T:
+    """As `resolve`, at a place that is asked by collection, and version or alias.
+
+    Args:
+        ref: As for `resolve`.
+        get: Gives what is there, or raises NotFound; the newest for "".
+        names: Asked for suggestions when nothing fits.
+        where: Names the place in the error.
+
+    Raises:
+        NotFound: Nothing fits.
+        UsageError: `ref` is no text.
+    """
+    if not isinstance(ref, str):
+        raise UsageError(f"{ref!r:.100}: a reference is text, such as 'model/fqn'")
+    head, _, tail = ref.rpartition("/")
+    if COLLECTION.fullmatch(head) and tail.isdecimal():
+        return get(head, tail)
+    name, mark, suffix = ref.rpartition("@")
+    asked = [(found, "") for found in _candidates(ref)]  # a name may contain an "@"
+    asked += [(found, suffix) for found in _candidates(name)] if mark and suffix else []
+    hint = "`modulelens find --remote` lists what is there"
+    for collection, which in asked:
+        try:
+            return get(collection, which)
+        except NotFound as error:
+            hint = error.hint if which and "versions there: v" in error.hint else hint
+    raise NotFound(
+        f"no entry {ref!r:.300} in {where}",
+        hint=hint,
+        did_you_mean=_suggestions(name if mark else ref, names),
+    )
+
+
+def _candidates(name: str) -> list[str]:
     model, _, fqn = name.partition("/")
-    candidates += [collection_id(model, fqn), collection_id(name, "")]
-    return next((found for found in candidates if layout.versions(found)), None)
+    itself = [name] if COLLECTION.fullmatch(name) else []
+    return list(dict.fromkeys([*itself, collection_id(model, fqn), collection_id(name, "")]))
+
+
+def _collection(layout: Layout, name: str) -> str | None:
+    return next((found for found in _candidates(name) if layout.versions(found)), None)
 
 
 def _version(layout: Layout, collection: str, suffix: str, name: str) -> int:

@@ -6,14 +6,13 @@ filter is tried on each different value (in `items`) instead of on each row.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from modulelens.store.facts import FIELDS, Kind, Row, searched
+from modulelens.store.facts import FIELDS, Kind, Row, natural, searched
 from modulelens.store.query import Compare, Filter, Group, Node, Not, parse
 
 #: Any change to the tables or to what a row holds needs a new number; old files are rebuilt.
@@ -93,8 +92,7 @@ def is_ours(db: sqlite3.Connection) -> bool:
 
 def put_row(db: sqlite3.Connection, words: Words, collection: str, row: Row) -> None:
     """Writes a row in place of an older one of the same version."""
-    natural = re.sub(r"[0-9]+", lambda digits: digits[0].zfill(9), row.name)
-    values: list[Any] = [collection, natural, row.name, row.date]
+    values: list[Any] = [collection, natural(row.name), row.name, row.date]
     for field in _COLUMNS:
         value = getattr(row, field)
         if field in _WORDS:

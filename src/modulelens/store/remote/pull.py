@@ -1,0 +1,171 @@
+"""A remote -> a repo's folder: fetched aside, every byte checked, then put in. Nothing is trusted.
+
+An entry that is there already, by its identity, is not fetched; nor is a blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from modulelens.errors import Corrupted, NotFound, RepoError
+from modulelens.records import Metadata, from_json, read_metadata
+from modulelens.store.files import MOST_JSON_BYTES, digest_of, digest_of_file, read_regular
+from modulelens.store.layout import DIGEST
+from modulelens.store.local import LocalStore
+from modulelens.store.query import Filter
+from modulelens.store.remote import packs
+from modulelens.store.remote.push import record_of, spool
+from modulelens.store.remote.seam import PACKS, RECORD, STATE, Pack, Progress, Remote, Version
+from modulelens.store.resolve import resolve_at
+
+_PAGE = 500
+#: Most bytes of packs that are fetched before they are put in.
+_BATCH_BYTES = 1 << 30
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """A version's own files, checked: its record, and the packs that its blobs are in."""
+
+    metadata: Metadata
+    packs: tuple[Pack, ...]
+    state: bytes
+
+
+def fetch(remote: Remote, version: Version) -> Fetched:
+    """Brings a version without its blobs.
+
+    Raises:
+        NotFound: It has been deleted.
+        Corrupted: What came is not what was put.
+    """
+    with spool() as folder:
+        remote.fetch(version, folder)
+        record = _read(folder, RECORD)
+        what = f"{version.row.name}@v{version.version} of {remote.url}"
+        if digest_of(record) != version.identity:
+            raise Corrupted(f"{what}: its record came with other bytes", hint="pull again")
+        metadata = read_metadata(record, what=what)
+        if metadata.collection != version.collection:
+            raise Corrupted(f"{what} is the record of {metadata.name}")
+        found = from_json(_read(folder, PACKS), tuple[Pack, ...], what=f"packs.json of {what}")
+        if (
+            not (folder / STATE).is_file()
+            or digest_of_file(folder / STATE) != metadata.state_digest
+        ):
+            raise Corrupted(f"{what}: state.pt came with other bytes", hint="pull again")
+        state = (folder / STATE).read_bytes()
+    held = sorted(blob for pack in found for blob in pack.blobs.items())
+    named = all(DIGEST.fullmatch(pack.name) for pack in found)
+    if not named or held != sorted(metadata.blobs.items()) or any(size < 0 for _, size in held):
+        raise Corrupted(f"{what}: its packs do not hold what it needs, each once")
+    tags = version.row.tags
+    metadata = msgspec.structs.replace(metadata, version=version.version, tags=tags)
+    return Fetched(metadata, found, state)
+
+
+def fetch_blobs(
+    store: LocalStore, remote: Remote, needed: Iterable[Pack], progress: Progress
+) -> None:
+    """Brings the blobs of packs that the repo lacks; the caller keeps gc away.
+
+    Raises:
+        Corrupted: What came is not what was put; nothing of that pack stays.
+    """
+    lacking = [p for p in needed if not all(_has(store, *blob) for blob in p.blobs.items())]
+    sizes = {pack.name: dict.fromkeys([pack.name], pack.nbytes) for pack in lacking}
+    by_name = {pack.name: pack for pack in lacking}
+    for batch in packs.bundles(sizes.values(), _BATCH_BYTES):
+        with spool(store.root / "tmp") as folder:  # the system's may be small, or in memory
+            chosen = [by_name[name] for group in batch for name in group]
+            remote.fetch_packs(chosen, folder, progress=progress)
+            for pack in chosen:
+                if not (path := folder / pack.name).exists():
+                    raise NotFound(f"{remote.url} has no pack {pack.name} any more")
+                store.put_blobs(list(packs.blobs_in(path, pack)))
+
+
+def pull(
+    store: LocalStore,
+    remote: Remote,
+    versions: Sequence[Version],
+    *,
+    progress: Progress | None = None,
+) -> list[Metadata]:
+    """Brings versions into a repo; returns their records there, in order.
+
+    Each gets the next free number of its collection, the oldest first.
+    """
+    report = progress or (lambda _: None)
+    done: dict[str, Metadata] = {}
+    here: dict[str, dict[str, Metadata]] = {v.collection: {} for v in versions}
+    with store.adding():
+        for version in sorted(versions, key=lambda version: version.version):
+            if not (same := here[version.collection]):
+                same |= _here(store, version.collection)
+            if (found := same.get(version.identity)) is None:
+                fetched = fetch(remote, version)
+                fetch_blobs(store, remote, fetched.packs, report)
+                (found,) = store.put_entries([(fetched.metadata, fetched.state)])
+                same[version.identity] = found
+            for alias in version.row.aliases:
+                if store.aliases(version.collection).get(alias) != found.version:
+                    store.alias(found.id, alias)
+            done[version.row.id] = found
+    return [done[version.row.id] for version in versions]
+
+
+def chosen(remote: Remote, ref: str | None, filter: Filter) -> list[Version]:
+    """The versions that a reference, or else a filter, means.
+
+    Raises:
+        NotFound: There are none.
+    """
+
+    def names(text: str) -> list[str]:
+        found = remote.search({"name": {"$contains": text}} if text else {}, limit=_PAGE)
+        return list(dict.fromkeys(version.row.name for version in found.versions))
+
+    if ref is not None:
+        return [resolve_at(ref, remote.get, names, remote.url)]
+    found = everything(remote, filter)
+    if not found:
+        raise NotFound(f"{remote.url} has no entry that fits", hint="modulelens find --remote URL")
+    return found
+
+
+def everything(remote: Remote, filter: Filter) -> list[Version]:
+    """All versions that a filter selects, page by page."""
+    page = remote.search(filter, limit=_PAGE)
+    found = list(page.versions)
+    while page.cursor:
+        page = remote.search(filter, limit=_PAGE, cursor=page.cursor)
+        found += page.versions
+    return found
+
+
+def _here(store: LocalStore, collection: str) -> dict[str, Metadata]:
+    """The entries of a collection that can be read, by their identities."""
+    found = {}
+    for number in store.versions(collection):
+        with suppress(NotFound, RepoError):
+            metadata = store.metadata(f"{collection}/{number}")
+            found[digest_of(record_of(metadata))] = metadata
+    return found
+
+
+def _has(store: LocalStore, digest: str, size: int) -> bool:
+    try:
+        return store.blob_path(digest, verify=False).stat().st_size == size
+    except (NotFound, FileNotFoundError):
+        return False
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return read_regular(folder / name)
+    except NotFound as error:
+        raise Corrupted(f"{name} did not come, or is over {MOST_JSON_BYTES:,} bytes") from error
