@@ -140,12 +140,13 @@ def test_what_is_no_trace_is_not_added(repo: ml.Repo) -> None:
 
 
 @pytest.mark.parametrize("make", [ml.Repo, lambda url: ml.Repo("unused").push(url)])
-def test_remotes_are_refused_by_name(
+def test_a_url_of_no_remote_is_refused_by_name(
     make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"wandb://entity/registry.*not supported"):
-        make("wandb://entity/registry")  # type: ignore[operator]
+    for url in ("nosuch://team/registry", "wandb://"):
+        with pytest.raises(UsageError, match=url):
+            make(url)  # type: ignore[operator]
 
 
 def test_a_reference_to_nothing_says_what_is_close(repo: ml.Repo) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modulelens import errors
-    from modulelens.capture import Capture, Keep, Trace, end_traces, trace, track_init
+    from modulelens.capture import Capture, Keep, end_traces, track_init
     from modulelens.entry import Entry
     from modulelens.measure.flops import register_formula
     from modulelens.records import Check, Comparison, Grade, Measurement, Profile, Status
     from modulelens.repo import Repo
+    from modulelens.session import Trace, trace
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,8 @@ __all__ = [  # noqa: RUF022  in the order of the path
 ]
 
 _HOMES = {
-    "capture": ("track_init", "trace", "end_traces", "Keep", "Trace", "Capture"),
+    "capture": ("track_init", "end_traces", "Keep", "Capture"),
+    "session": ("trace", "Trace"),
     "repo": ("Repo",),
     "entry": ("Entry",),
     "records": ("Check", "Status", "Grade", "Measurement", "Comparison", "Profile"),

@@ -264,6 +264,7 @@ class Entry(_Recorded):
         return Apart(task | self._address(), path=_import_path(), timeout_s=timeout_s)
 
     def _address(self) -> dict[str, Any]:
+        self._store.complete(self.id)
         return {"repo": str(self._store.root), "entry": self.id, "allow": list(self._allow)}
 
     def benchmark(
@@ -376,6 +377,7 @@ class Entry(_Recorded):
         from modulelens.replay import Replay
         from modulelens.stored import payload_of
 
+        self._store.complete(self.id)
         payload, roots = payload_of(self._store, self.metadata), [self._store.root]
         return Replay(
             payload, device=device, allow=self._allow, class_map=class_map, refuse_roots=roots

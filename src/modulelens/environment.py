@@ -31,7 +31,7 @@ def read_environment() -> Environment:
     """The environment now. What cannot change within a process is read once."""
     cwd = str(Path.cwd())
     commit, dirty, root = _git(cwd)
-    rank, world_size = _rank()
+    rank, world_size = rank_and_world()
     return Environment(
         python=platform.python_version(),
         torch=_version("torch"),
@@ -48,6 +48,7 @@ def read_environment() -> Environment:
         rank=rank,
         world_size=world_size,
         job=_job(),
+        run=_wandb_run(),
     )
 
 
@@ -114,7 +115,7 @@ def _run_git(folder: str, *words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _rank() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """Rank and world size: of the process group, else as `torchrun` sets them."""
     if (distributed := _with_group()) is not None:
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -140,6 +141,12 @@ def _job() -> str:
         return str(store.compare_set("modulelens/job", "", uuid.uuid4().hex[:12]).decode())
     except Exception:  # noqa: BLE001 - boundary: a store of any kind, whose server may be gone
         return ""
+
+
+def _wandb_run() -> str:
+    """The Weights & Biases run that this process logs to, "entity/project/id"."""
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    return str(getattr(run, "path", "")) if run is not None else ""
 
 
 def moment() -> int:

@@ -5,7 +5,6 @@ Opening, searching and reading need no torch.
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,30 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modulelens.entry import Entry, _import_path
-from modulelens.errors import DiskFull, ModuleLensError, TimedOut, UsageError, WorkerCrashed
-from modulelens.records import Grade, GradeLevel, Metadata, Reason
+from modulelens.entry import Entry
+from modulelens.errors import DiskFull, ModuleLensError, UsageError
+from modulelens.records import GradeLevel, Metadata
+from modulelens.sharing import Shared
 from modulelens.store import FsckReport, GcReport, LocalStore, Row
 
 if TYPE_CHECKING:
     from modulelens.capture import Trace
 
-_GRADE_TIMEOUT_S = 600.0
 Progress = Callable[[int, int], None]
 
 
-class Repo:
-    """Entries on disk.
+class Repo(Shared):
+    """Entries on disk, or of a remote.
 
     Args:
-        path: A folder, made when it is missing; a relative one is that of this moment. None:
-            `$MODULELENS_REPO`, else `./.modulelens`.
+        path: A folder, made when it is missing; a relative one is that of this moment. Or a
+            remote's URL (`wandb://entity/registry`, `s3://bucket/folder`, `file:///mnt/team`):
+            found there, fetched when used. None: `$MODULELENS_REPO`, else `./.modulelens`.
         allow: Top-level packages whose classes entries may name besides their own.
 
     Raises:
         NotARepo: The path is a file, or a folder that holds something else.
         SchemaTooNew: A newer ModuleLens made it.
         UsageError: The path is none, or a URL of a kind that is not supported.
+        Unavailable: The remote does not answer.
 
     Example:
         >>> repo = ml.Repo()
@@ -47,13 +48,7 @@ class Repo:
 
     def __init__(self, path: str | Path | None = None, *, allow: Iterable[str] = ()) -> None:
         place = path if path is not None else os.environ.get("MODULELENS_REPO") or ".modulelens"
-        if not isinstance(place, (str, os.PathLike)):
-            raise UsageError(f"Repo({place!r}): a repo is a folder", hint="give its path as text")
-        if "://" in str(place):
-            raise UsageError(
-                f"{place}: remote repos are not supported by this version", hint="use a folder"
-            )
-        self._store = LocalStore(Path(place))
+        self._store = _opened(place)
         self._allow = tuple(allow)
 
     def __repr__(self) -> str:
@@ -155,29 +150,9 @@ class Repo:
 
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
         """Replays entries in a warm worker process and stores their grades."""
-        from concurrent.futures import ThreadPoolExecutor
+        from modulelens.grading import grade_all
 
-        from modulelens.measure.worker import Worker
-
-        # One grade is stored while the worker finds the next one.
-        with (
-            ThreadPoolExecutor(1) as background,
-            Worker(timeout_s=_GRADE_TIMEOUT_S, path=_import_path()) as worker,
-        ):
-            noted = []
-            # Constructors run when all else is done: what they leave behind in the process
-            # would flatter the modules that are rebuilt without one.
-            again: list[tuple[Entry, Grade | None]] = []
-            for entry, before in itertools.chain([(e, None) for e in entries], again):
-                grade, more = _graded(worker, entry, before)
-                if more:
-                    again.append((entry, grade))
-                    continue
-                noted.append(background.submit(entry._note, grade=grade))
-                if progress is not None:
-                    progress(len(noted), len(entries))
-            for note in noted:
-                note.result()
+        grade_all(entries, progress)
         bad = [e for e in entries if e.grade is not None and e.grade.level is GradeLevel.NO]
         if bad:
             first = bad[0]
@@ -295,27 +270,21 @@ class Repo:
         """Builds the search index anew; returns its number of entries, warns of those left out."""
         return self._store.reindex()
 
-    def push(self, remote: str, *_: Any, **__: Any) -> None:
-        """Not in this version.
-
-        Raises:
-            UsageError: Always; it names the remote.
-        """
-        raise UsageError(f"push to {remote!r}: remote repos are not supported by this version")
-
-    def pull(self, remote: str, *_: Any, **__: Any) -> None:
-        """Not in this version.
-
-        Raises:
-            UsageError: Always; it names the remote.
-        """
-        raise UsageError(f"pull from {remote!r}: remote repos are not supported by this version")
-
     def _as_entry(self, entry: Entry | str) -> Entry:
         return entry if isinstance(entry, Entry) else self[entry]
 
     def _entry(self, entry_id: str) -> Entry:
         return Entry(self._store, self._store.metadata(entry_id), self._allow)
+
+
+def _opened(place: object) -> LocalStore:
+    if not isinstance(place, (str, os.PathLike)):
+        raise UsageError(f"Repo({place!r}): a repo is a folder", hint="give its path as text")
+    if "://" not in str(place):
+        return LocalStore(Path(place))
+    from modulelens.store.remote.cached import CachedStore
+
+    return CachedStore(str(place))
 
 
 def _merge_all(repo: Repo, entries: Sequence[Entry], *, verify: bool) -> None:
@@ -344,14 +313,3 @@ def _check_words(name: str, words: Sequence[str]) -> None:
     wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
     if wrong:
         raise UsageError(f"{name}: {wrong[0]!r} is no name", hint="use a text that is not empty")
-
-
-def _graded(worker: Any, entry: Entry, structure: Grade | None) -> tuple[Grade, bool]:
-    task = {**entry._address(), "structure": msgspec.to_builtins(structure)}
-    try:
-        found, more = worker.call("modulelens.tasks:grade_task", task, isolate=False)
-        return msgspec.convert(found, Grade), more
-    except ModuleLensError as error:
-        codes = {TimedOut: Reason.TIMEOUT, WorkerCrashed: Reason.CRASHED}
-        reason = (codes.get(type(error), Reason.RUNTIME_ERROR).value, error.message)
-        return structure or Grade(level=GradeLevel.NO, reasons={"outputs": reason}), False

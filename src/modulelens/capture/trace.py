@@ -12,7 +12,7 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,6 +66,8 @@ class Trace:
         keep: What to keep; everything that a bit-equal rebuild needs by default.
         warmup: Steps to let pass first.
         steps: Steps to trace.
+        push: A remote's URL (`wandb://entity/registry`): when the block ends, what was captured is
+            added to `ml.Repo()`, and a process in the background verifies it and sends it there.
 
     Attributes:
         captures: One `Capture` per module that was called, in the order of `named_modules`.
@@ -88,7 +90,7 @@ class Trace:
         >>> repo.add(trace)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parameters are what a user may ask for
         self,
         model: nn.Module,
         *,
@@ -98,8 +100,12 @@ class Trace:
         keep: Keep | None = None,
         warmup: int = 0,
         steps: int = 1,
+        push: str | None = None,
     ) -> None:
         check_model(model)
+        if push is not None and not (isinstance(push, str) and "://" in push):
+            raise UsageError(f"push={push!r} is no URL", hint="such as wandb://entity/registry")
+        self.push = push
         check_steps(warmup, steps)
         if not (name is None or isinstance(name, str)):
             raise UsageError(f"name={name!r}: a text, or None for the class's name")
@@ -175,6 +181,8 @@ class Trace:
             why = " (is it called through a compiled wrapper? trace that one)" if compiled else ""
             seen = f"{self._seen_steps} step(s) were seen, warmup is {self.warmup}"
             warnings.warn(f"no step of {self.name} was traced: {seen}{why}", stacklevel=2)
+        elif self.push and self.captures:
+            _store_and_push(self)
 
     def _end(self, error: BaseException | None) -> None:
         self._end_step(error)
@@ -297,5 +305,14 @@ def end_traces() -> None:
         finish(functools.partial(active._end, None))
 
 
+def _store_and_push(trace: Trace) -> None:
+    if not keepers:
+        raise UsageError("push= is for `ml.trace`", hint="import modulelens as ml; ml.trace(...)")
+    for keep in keepers:
+        keep(trace)
+
+
+#: Who stores traces that are to be pushed: capturing itself knows no disk.
+keepers: list[Callable[[Trace], None]] = []
 #: Makes a `Trace`, to be used in a `with` statement.
 trace = Trace

@@ -27,6 +27,8 @@ COMMANDS = (
     "diff",
     "export",
     "merge",
+    "push",
+    "pull",
     "tag",
     "alias",
     "remove",

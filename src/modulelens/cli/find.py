@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from modulelens.cli.command import LIMIT, OFFSET, REPO, Argument, Command, Reply
+from modulelens.cli.command import LIMIT, OFFSET, REPO, Argument, Command, Option, Reply
 from modulelens.cli.listing import Listing, list_entries
+from modulelens.errors import UsageError
 
 
-def run(*, terms: list[str], repo: str | None, limit: int, offset: int) -> Reply:
-    """Lists the entries that fit all terms."""
+def run(
+    *, terms: list[str], repo: str | None, remote: str | None, limit: int, offset: int
+) -> Reply:
+    """Lists the entries that fit all terms, of the repo or of a remote."""
     from modulelens.store import parse_terms
 
-    return list_entries(parse_terms(terms), repo=repo, limit=limit, offset=offset)
+    if repo and remote:
+        raise UsageError("--repo and --remote: one of them")
+    return list_entries(parse_terms(terms), repo=remote or repo, limit=limit, offset=offset)
 
 
 COMMAND = Command(
@@ -22,9 +27,14 @@ COMMAND = Command(
         Argument(
             "terms",
             "FIELD SIGN VALUE, all have to fit. Signs: = != < <= > >= ~ (regex) : (list contains).",
-            True,
+            False,
             many=True,
         ),
     ),
-    options=(REPO, LIMIT, OFFSET),
+    options=(
+        REPO,
+        Option("--remote", str, "Search a remote (wandb://, s3://, file://).", metavar="URL"),
+        LIMIT,
+        OFFSET,
+    ),
 )

@@ -12,7 +12,8 @@ from modulelens.records.tensor import Structure
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Software, hardware and repository at capture time.
 
-    `job` is the same on all ranks of one process group, and of no other.
+    `job` is the same on all ranks of one process group, and of no other. `run` is the Weights &
+    Biases run of this process, "entity/project/id".
     """
 
     python: str = ""
@@ -30,6 +31,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rank: int = 0
     world_size: int = 1
     job: str = ""
+    run: str = ""
 
 
 class Autocast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,184 @@
+"""`modulelens push`: entries of a repo -> a team's remote; what waits, and what failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modulelens.cli.command import REPO, Argument, Command, Option, Reply
+from modulelens.cli.progress import progress
+from modulelens.cli.repos import open_repo, with_repo
+from modulelens.errors import ModuleLensError, Unavailable, UsageError
+from modulelens.report.quantity import plural, size
+from modulelens.report.table import clean
+
+if TYPE_CHECKING:
+    from modulelens.repo import Repo
+
+_LOOK_S = 2.0
+_MOST_LINES, _AT_ONCE = 20, 500
+#: How long a worker waits for another one that is at work on the same repo.
+_WAIT_S = 600.0
+
+
+class PushReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent, what was there already, what waits and what failed; `bytes` were sent."""
+
+    remote: str
+    sent: int
+    known: int
+    waiting: int
+    failed: tuple[str, ...]
+    bytes: int
+
+
+def run(
+    *,
+    remote: str | None,
+    terms: list[str],
+    repo: str | None,
+    tries: int,
+    **wishes: bool,
+) -> Reply | Iterator[Reply]:
+    """Sends once, or whatever comes until Ctrl-C; entries that wait afterwards are exit code 7."""
+    from modulelens.store import parse_terms
+
+    if remote and "://" not in remote:  # a term: the remote is that of the environment
+        terms, remote = [remote, *terms], None
+    if sum(wishes[way] for way in ("watch", "queued", "status")) > 1:
+        raise UsageError("--watch, --queued and --status: one of them")
+    if (wishes["queued"] or wishes["status"]) and terms:
+        raise UsageError("--queued and --status are about all that waits", hint="leave out terms")
+    opened = open_repo(repo)
+    if wishes["status"]:
+        return _status(opened, remote or os.environ.get("MODULELENS_REMOTE"), repo)
+    place, filter = remote_of(remote), parse_terms(terms)
+    if wishes["watch"]:
+        return _watch(opened, place, filter, repo)
+    if wishes["queued"]:
+        return _queued(opened, place, repo, verify=wishes["verify"], tries=tries)
+    with progress("pushing") as bar:
+        done = opened.push(place, filter, tries=tries, progress=_shown(bar))
+    return _reply(place, done, repo)
+
+
+def remote_of(given: str | None) -> str:
+    """The remote of a command: what it names, else `$MODULELENS_REMOTE`.
+
+    Raises:
+        UsageError: Neither is there.
+    """
+    found = given or os.environ.get("MODULELENS_REMOTE")
+    if not found:
+        raise UsageError(
+            "no remote: give its URL, or set MODULELENS_REMOTE",
+            hint="such as wandb://entity/registry, s3://bucket/folder or file:///mnt/team",
+        )
+    return found
+
+
+def _shown(bar: Callable[[int, int | None], None]) -> Callable[[Any], None]:
+    def show(step: Any) -> None:
+        if step.waits_s > 0 and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Ktrying again in {step.waits_s:.0f} s: {clean(step.why)}")
+        bar(step.done, step.total)
+
+    return show
+
+
+def _reply(remote: str, done: Any, repo: str | None) -> Reply:
+    report = PushReport(
+        remote=remote,
+        sent=done.sent,
+        known=done.known,
+        waiting=done.waiting,
+        failed=tuple(done.failed),
+        bytes=done.bytes,
+    )
+    text = f"{plural(done.sent, 'entry')} sent ({size(done.bytes)}), {done.known} there already"
+    text += f", {done.waiting} waiting" if done.waiting else ""
+    lines = [f"failed: {clean(line)}" for line in done.failed[:_MOST_LINES]]
+    failure: ModuleLensError | None = None
+    if done.waiting:
+        hint = with_repo(f"push {remote} --queued", repo)
+        text_left = f"{remote} did not take {plural(done.waiting, 'entry')}: they wait in the repo"
+        failure = Unavailable(text_left, hint=f"later: {hint}")
+    elif done.failed:
+        failure = UsageError(f"{plural(len(done.failed), 'entry')} cannot go there")
+    next_words = [f"modulelens find --remote {remote}"] if done.sent + done.known else []
+    return Reply(report, "\n".join([text, *lines]), next=next_words, failure=failure)
+
+
+def _queued(repo: Repo, remote: str, path: str | None, *, verify: bool, tries: int) -> Reply:
+    from modulelens.store.remote.background import step_back
+    from modulelens.store.remote.outbox import WAITING, Outbox
+    from modulelens.store.remote.push import send
+
+    step_back()
+    if verify:
+        waiting = Outbox(repo.root / "outbox.sqlite").all(remote, (WAITING,))
+        found = [repo[parcel.entry] for parcel in waiting if parcel.entry in repo]
+        repo.verify([entry for entry in found if entry.grade is None])
+    return _reply(remote, send(repo._store, remote, tries=tries, wait_s=_WAIT_S), path)
+
+
+def _watch(repo: Repo, remote: str, filter: dict[str, Any], path: str | None) -> Iterator[Reply]:
+    """One answer whenever something new was sent, until Ctrl-C."""
+    from modulelens.store.remote.background import step_back
+
+    step_back()
+    seen: set[str] = set()
+    while True:
+        new = sorted({row.id for row in repo.rows(filter)} - seen)[:_AT_ONCE]
+        if new:
+            reply = _reply(remote, repo.push(remote, {"id": {"$in": new}}), path)
+            if not reply.data.waiting:
+                seen.update(new)
+            yield reply
+        time.sleep(_LOOK_S)
+
+
+def _status(repo: Repo, remote: str | None, path: str | None) -> Reply:
+    from modulelens.store.remote.outbox import FAILED, SENT, WAITING, Outbox
+
+    parcels = Outbox(repo.root / "outbox.sqlite").all(remote or "")
+    states = Counter(parcel.state for parcel in parcels)
+    lines = [f"{states[SENT]} sent, {states[WAITING]} waiting, {states[FAILED]} failed"]
+    open_ones = [parcel for parcel in parcels if parcel.state != SENT]
+    lines += [f"{p.state}: {p.entry} to {p.remote}: {clean(p.error)}" for p in open_ones]
+    report = PushReport(
+        remote=remote or "",
+        sent=states[SENT],
+        known=0,
+        waiting=states[WAITING],
+        failed=tuple(f"{p.entry}: {p.error}" for p in parcels if p.state == FAILED),
+        bytes=0,
+    )
+    words = [with_repo(f"push {p.remote} --queued", path) for p in open_ones[:1]]
+    return Reply(report, "\n".join(lines[:_MOST_LINES]), next=words)
+
+
+COMMAND = Command(
+    run,
+    "Send entries to a team's remote.",
+    "modulelens push wandb://my-team/modulelens 'model=dlrm' grade=exact",
+    PushReport,
+    arguments=(
+        Argument("remote", "Its URL (wandb://, s3://, file://); else $MODULELENS_REMOTE.", False),
+        Argument("terms", "Which entries, as for `find`; else all.", False, many=True),
+    ),
+    options=(
+        REPO,
+        Option("--watch", bool, "Send what comes into the repo, until Ctrl-C."),
+        Option("--queued", bool, "Send only what waits in the outbox."),
+        Option("--verify", bool, "With --queued: replay and grade first what has no grade."),
+        Option("--status", bool, "Show what was sent, waits and failed; send nothing."),
+        Option("--tries", int, "How often to try while the remote is away.", 5, metavar="N"),
+    ),
+)

@@ -1,0 +1,78 @@
+"""`push`, `pull` and `find --remote`: what they print, and what they say when it goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.shell import modulelens
+from torch import nn
+
+import modulelens as ml
+from modulelens.cli.push import _reply
+from modulelens.store.remote.push import Pushed
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MODULELENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MODULELENS_REMOTE", raising=False)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with ml.trace(model, name="net") as trace:
+        model(torch.randn(2, 4)).sum().backward()
+    repo = ml.Repo(tmp_path / "repo")
+    repo.add(trace, verify=False)
+    return str(repo.root)
+
+
+def test_a_team_shares_what_one_of_them_pushed(
+    repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/team"
+    said = modulelens("push", url, "cls=Linear", "--repo", repo)
+    assert said.code == 0
+    assert said.out.startswith("1 entry sent")
+    monkeypatch.setenv("MODULELENS_REMOTE", url)
+    sent = modulelens("push", "--repo", repo, "--json").json
+    assert (sent["data"]["sent"], sent["data"]["known"], sent["ok"]) == (2, 1, True)
+    assert modulelens("push", "cls=Linear", "--repo", repo).out.startswith("0 entries sent")
+    found = modulelens("find", "params>0", "--remote", url)
+    assert "net/0@v1" in found.out
+    assert "2 entries" in found.out
+    mine = str(tmp_path / "mine")
+    pulled = modulelens("pull", "net/0", "--repo", mine, "--json").json
+    assert pulled["data"]["entries"] == ["net/0@v1"]
+    assert pulled["next"] == [f"modulelens check net/0@v1 --repo {mine}"]
+    assert "3 entries from" in modulelens("pull", "--where", "model=net", "--repo", mine).out
+    assert modulelens("show", "net/1", "--repo", url).out.startswith("net/1@v1")
+    status = modulelens("push", "--status", "--repo", repo)
+    assert status.out.startswith("3 sent, 0 waiting, 0 failed")
+
+
+def test_mistakes_say_what_to_do(repo: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/team"
+    for words, code, text in [
+        (["push", "--repo", repo], 2, "MODULELENS_REMOTE"),
+        (["push", "nosuch://x", "--repo", repo], 2, "nosuch"),
+        (["push", url, "--watch", "--queued", "--repo", repo], 2, "one of them"),
+        (["push", url, "cls=Linear", "--queued", "--repo", repo], 2, "terms"),
+        (["pull", "--remote", url], 2, "which entries"),
+        (["pull", "a", "--where", "cls=B", "--remote", url], 2, "which entries"),
+        (["pull", "net", "--remote", url, "--repo", f"{tmp_path}/new"], 3, "no entry 'net'"),
+        (["find", "cls=A", "--remote", url, "--repo", repo], 2, "one of them"),
+    ]:
+        said = modulelens(*words)
+        assert said.code == code, (words, said)
+        assert text in said.err, (words, said)
+
+
+def test_what_waits_and_what_failed_is_an_exit_code() -> None:
+    waits = _reply("s3://b/c", Pushed(sent=1, waiting=2), "r")
+    assert waits.failure is not None
+    assert waits.failure.exit_code == 7
+    assert "push s3://b/c --queued --repo r" in waits.failure.hint
+    failed = _reply("s3://b/c", Pushed(failed=("id: no such name",)), None)
+    assert failed.failure is not None
+    assert failed.failure.exit_code == 2
+    assert "id: no such name" in failed.text
