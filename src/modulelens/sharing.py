@@ -16,13 +16,8 @@ class Shared:
     """What a `Repo` shares with others."""
 
     _store: LocalStore
-
-    def find(self, filter: Mapping[str, Any] | None = None) -> Sequence[Entry]:
-        """The entries that a filter selects."""
-        raise NotImplementedError
-
-    def _entry(self, entry_id: str) -> Entry:
-        raise NotImplementedError
+    _entry: Callable[[str], Entry]
+    find: Callable[..., Sequence[Entry]]
 
     def push(
         self,

@@ -131,8 +131,9 @@ def flat(model: Decoder, **options: Any) -> nn.Module:
 
 
 def flat_unused(model: Decoder) -> nn.Module:
-    """With a unit of its own that no call gathers."""
+    """With a unit that no call gathers, and one that is called, and gathered, twice."""
     model.unused = Block(16, 4)
+    model.rounds = 2
     return flat(model)
 
 

@@ -105,11 +105,14 @@ def test_every_module_of_every_rank_is_rebuilt_whole_and_exact(pairs, way):
 
 def test_flat_weights_that_no_call_gathered_are_named(pairs):
     repo = ml.Repo(pairs / "flat_unused")
-    entries = {e.fqn: e for e in graded(repo, {"fqn": {"$in": ["", "head"]}})}
+    entries = {e.fqn: e for e in graded(repo, {"fqn": {"$in": ["", "head", "layers.0.mlp.up"]}})}
     assert str(entries["head"].grade) == "exact"
     assert str(entries[""].grade) == "no"
     assert entries[""].grade.reason.startswith("sharded: unused")
     assert "fully_shard" in entries[""].grade.reason
+    twice = entries["layers.0.mlp.up"]  # gathered anew for each of its calls
+    assert len(twice.metadata.calls) == 2
+    assert str(twice.grade.param_grads) == "exact"
 
 
 def test_ranks_have_their_own_inputs_and_gradients(pairs):

@@ -87,11 +87,12 @@ def _param_grads(trace: Trace, number: int) -> dict[str, Any]:
     if not trace.keep.grads or not trace.watches:
         return {}
     watch, nodes = trace.watches[0], trace.nodes
+    arrived = watch.gradients.of_parameters
     paths = {n: nodes.fqns[n][len(nodes.fqns[number]) :].strip(".") for n in nodes.subtree(number)}
     return {
-        f"{paths[owner]}.{name}".strip("."): watch.gradients.of_parameters[key]
-        for (owner, name), key in watch.grad_places.items()
-        if owner in paths and key in watch.gradients.of_parameters
+        f"{paths[owner]}.{name}".strip("."): [g for key in found for g in arrived[key]]
+        for (owner, name), keys in watch.grad_places.items()
+        if owner in paths and (found := [key for key in keys if key in arrived])
     }
 
 

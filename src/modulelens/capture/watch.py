@@ -80,7 +80,7 @@ class Watch:
         self.counts: dict[int, int] = dict.fromkeys(self.targets, 0)
         self.recomputes: dict[int, int] = {}
         self.failures: dict[int, str] = {}
-        self.grad_places: dict[tuple[int, str], int] = {}
+        self.grad_places: dict[tuple[int, str], dict[int, None]] = {}
         self._hooked: dict[int, Tensor] = {}
         self._sharded = bool(nodes.flat)
         self._ended = False
@@ -173,7 +173,8 @@ class Watch:
                         self._undo, parameter, functools.partial(arrived, key, self._lookups.ref)
                     )
                 self._sharded |= is_part(parameter)
-                self.grad_places[number, name] = key
+                # Another tensor each time that FSDP's wrapper gathers it.
+                self.grad_places.setdefault((number, name), {})[key] = None
 
     def release(self) -> None:
         """The model's call ended: its large tables are the optimizer's again."""

@@ -104,8 +104,7 @@ def _reason_of(error: ModuleLensError) -> str:
 def _grade_outputs(replay: Replay, ready: Replayed, call: int, trial: Trial) -> _Found:
     record, output = replay.call(call), trial.output
     if trial.failure:
-        code = Reason.ANCESTOR if "ancestor" in trial.failure else Reason.RUNTIME_ERROR
-        return GradeLevel.NO, (code.value, trial.failure), 0.0
+        return GradeLevel.NO, _failed(replay, trial.failure), 0.0
     if ready.synthesized:
         text = f"{ready.synthesized} were synthesised"
         return GradeLevel.SHAPE, (Reason.SHAPE_ONLY.value, text), 0.0
@@ -129,10 +128,19 @@ def _grade_outputs(replay: Replay, ready: Replayed, call: int, trial: Trial) -> 
     if replay.gap:
         return GradeLevel.NO, (Reason.NOT_KEPT.value, f"{found.reason}; {replay.gap}"), worst
     if replay.parts:
-        text = f"{found.reason}; it lies in parts on ranks {sorted(replay.parts)}: merge them"
-        return GradeLevel.NO, (Reason.SHARDED.value, text), worst
+        return GradeLevel.NO, (Reason.SHARDED.value, _in_parts(replay, found.reason)), worst
     text = "; ".join((found.reason, *replaced(replay)))
     return GradeLevel.NO, (Reason.MISMATCH.value, text), worst
+
+
+def _failed(replay: Replay, failure: str) -> tuple[str, str]:
+    if replay.parts:  # code that is handed a part finds other sizes than those of the whole
+        return Reason.SHARDED.value, _in_parts(replay, failure)
+    return (Reason.ANCESTOR if "ancestor" in failure else Reason.RUNTIME_ERROR).value, failure
+
+
+def _in_parts(replay: Replay, why: str) -> str:
+    return f"{why}; it lies in parts on ranks {sorted(replay.parts)}: merge them"
 
 
 def _steady(replay: Replay, ready: Replayed, call: int, output: Any) -> _Found:
