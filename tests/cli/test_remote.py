@@ -46,6 +46,8 @@ def test_a_team_shares_what_one_of_them_pushed(
     assert pulled["next"] == [f"modulelens check net/0@v1 --repo {mine}"]
     assert "3 entries from" in modulelens("pull", "--where", "model=net", "--repo", mine).out
     assert modulelens("show", "net/1", "--repo", url).out.startswith("net/1@v1")
+    other = modulelens("push", "--repo", repo, RANK="1", WORLD_SIZE="2")
+    assert "only rank 0 pushes" in other.err
     status = modulelens("push", "--status", "--repo", repo)
     assert status.out.startswith("3 sent, 0 waiting, 0 failed")
 

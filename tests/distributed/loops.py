@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.counting import collectives
 from tests.distributed.models import MLP, Block, batch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -123,10 +124,10 @@ def main() -> None:
                 return into[0]
 
             torch.manual_seed(dist.get_rank())
-            before = dist.group.WORLD._get_sequence_number_for_group()
+            before = collectives()
             untraced = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
             model = globals()[way](tracer if kind == "traced" else untraced)
-            count = dist.group.WORLD._get_sequence_number_for_group() - before
+            count = collectives() - before
             told[kind] = [count, *(p.double().sum().item() for p in model.parameters())]
             for trace in traces:
                 told["warnings"] = trace.warnings

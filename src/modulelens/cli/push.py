@@ -47,6 +47,7 @@ def run(
     **wishes: bool,
 ) -> Reply | Iterator[Reply]:
     """Sends once, or whatever comes until Ctrl-C; entries that wait afterwards are exit code 7."""
+    from modulelens.environment import rank_and_world
     from modulelens.store import parse_terms
 
     if remote and "://" not in remote:  # a term: the remote is that of the environment
@@ -65,7 +66,11 @@ def run(
         return _queued(opened, place, repo, verify=wishes["verify"], tries=tries)
     with progress("pushing") as bar:
         done = opened.push(place, filter, tries=tries, progress=_shown(bar))
-    return _reply(place, done, repo)
+    reply = _reply(place, done, repo)
+    if rank := rank_and_world()[0]:
+        told = f"RANK says that this is rank {rank} of a job: only rank 0 pushes; unset RANK here"
+        return reply._replace(warnings=[told])
+    return reply
 
 
 def remote_of(given: str | None) -> str:
