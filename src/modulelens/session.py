@@ -5,24 +5,33 @@ from __future__ import annotations
 import warnings
 
 from modulelens.capture.trace import Trace, keepers, trace
+from modulelens.errors import UsageError
 from modulelens.repo import Repo
 
 __all__ = ["Trace", "trace"]
 
 
-def store_and_push(captured: Trace) -> None:
-    """Adds a trace to `ml.Repo()` and leaves the rest to a process in the background.
+class Sender:
+    """Implements `capture.trace.Keeper` with `ml.Repo()` and a process in the background."""
 
-    Training goes on whatever fails here: that is a warning.
-    """
-    try:
-        repo = Repo()
-        entries = repo.add(captured, verify=False)
-        repo.push(captured.push or "", {"id": {"$in": [e.id for e in entries]}}, wait=False)
-    except Exception as error:  # noqa: BLE001 - boundary: the user's training goes on
-        text = f"{captured.name} was not pushed to {captured.push}: {error}"
-        captured.warnings.append(text)
-        warnings.warn(text, stacklevel=4)
+    def check(self, push: str) -> None:
+        """Raises UsageError where `push` is not the URL of a remote."""
+        from modulelens.store.remote import checked
+
+        if not isinstance(push, str):
+            raise UsageError(f"push={push!r} is no URL", hint="such as wandb://entity/registry")
+        checked(push)
+
+    def keep(self, trace: Trace) -> None:
+        """Adds a trace to the repo and has it sent; training goes on whatever fails here."""
+        try:
+            repo = Repo()
+            entries = repo.add(trace, verify=False)
+            repo.push(trace.push or "", {"id": {"$in": [e.id for e in entries]}}, wait=False)
+        except Exception as error:  # noqa: BLE001 - boundary: the user's training goes on
+            text = f"{trace.name} was not pushed to {trace.push}: {error}"
+            trace.warnings.append(text)
+            warnings.warn(text, stacklevel=4)
 
 
-keepers[:] = [store_and_push]
+keepers[:] = [Sender()]

@@ -25,11 +25,14 @@ class Shared:
         filter: Mapping[str, Any] | None = None,
         *,
         wait: bool = True,
+        again: bool = False,
         tries: int = 5,
         progress: Callable[[Any], None] | None = None,
     ) -> Pushed:
         """Sends entries to a remote; what is there already is not sent again.
 
+        New tags and aliases go with them; what others moved or removed at the remote since this
+        repo sent or pulled it stays as they left it.
         Entries wait in the repo's outbox until they are there: what an interrupted push leaves,
         the next one sends. In a job of several ranks only rank 0 pushes.
 
@@ -37,15 +40,16 @@ class Shared:
             remote: `wandb://entity/registry`, `s3://bucket/folder`, `file:///mnt/team`, ...
             filter: Which entries, as for `find`; None: all.
             wait: Send now; False: a process in the background does, beside the training.
+            again: Also what was removed at the remote since, and the bytes of what is there.
             tries: How often to try while the remote does not answer.
             progress: Gets how far it is.
 
         Returns:
-            How many were sent, were there, wait and failed.
+            How many were sent, were there, have been removed there, wait and failed.
 
         Raises:
             PermissionDenied: The remote does not let you. It is not tried again.
-            Conflict: Another process is pushing this repo.
+            Conflict: Another process is pushing this repo to this remote: it sends these, too.
         """
         from modulelens.environment import rank_and_world
         from modulelens.store.remote.background import start
@@ -55,9 +59,9 @@ class Shared:
             return Pushed()
         records = [entry.metadata for entry in self.find(filter)]
         if not wait:
-            start(self._store, remote, records)
+            start(self._store, remote, records, again=again)
             return Pushed(waiting=len(records))
-        return send(self._store, remote, records, tries=tries, report=progress)
+        return send(self._store, remote, records, tries=tries, again=again, report=progress)
 
     def pull(
         self,

@@ -52,6 +52,31 @@ def test_a_team_shares_what_one_of_them_pushed(
     assert status.out.startswith("3 sent, 0 waiting, 0 failed")
 
 
+def test_status_says_by_name_what_waits_and_why(repo: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    url = f"file://{tmp_path}/file/team"
+    assert modulelens("push", url, "--tries", "1", "--repo", repo).code == 7
+    said = modulelens("push", url + "/", "--status", "--repo", repo)
+    assert f"waiting: net/0@v1 to {url}: " in said.out
+    assert "NotADirectory" in said.out
+    bad = modulelens("push", "wandb://a/b/c", "--repo", repo)
+    assert (bad.code, "wandb://entity/registry" in bad.err) == (2, True)
+    assert "0 waiting" in modulelens("push", "wandb://a/b", "--status", "--repo", repo).out
+
+
+def test_what_was_removed_there_is_said_and_can_be_sent_again(repo: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/team"
+    modulelens("push", url, "--repo", repo)
+    assert modulelens("remove", "net/0", "--repo", url).code == 0
+    said = modulelens("push", url, "--repo", repo)
+    assert said.code == 0
+    assert "1 removed there since and not sent again (--again sends them)" in said.out
+    assert modulelens("push", url, "--repo", repo, "--json").json["data"]["removed"] == 1
+    assert modulelens("push", url, "net/0", "--again", "--watch", "--repo", repo).code == 2
+    assert modulelens("push", url, "--again", "--repo", repo).out.startswith("3 entries sent")
+    assert "net/0@v2" in modulelens("find", "cls=Linear", "--remote", url).out
+
+
 def test_mistakes_say_what_to_do(repo: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/team"
     for words, code, text in [

@@ -24,7 +24,7 @@ FROZEN = {
     "diff": "OLD NEW --repo --json",
     "export": "REF FILE --repo --json",
     "merge": "REFS... --no-verify --repo --json",
-    "push": "[REMOTE] [TERMS] --repo --watch --queued --verify --status --tries --json",
+    "push": "[REMOTE] [TERMS] --repo --watch --queued --verify --again --status --tries --json",
     "pull": "[REFS] --remote --where --repo --json",
     "tag": "REF TAGS... --repo --json",
     "alias": "REF NAME --repo --json",

@@ -43,7 +43,8 @@ from modulelens.store import LocalStore, matches
 from modulelens.store.remote import Remote
 from modulelens.store.remote.outbox import WAITING, Outbox
 from modulelens.store.remote.pull import chosen, everything, fetch, pull
-from modulelens.store.remote.push import record_of, spool
+from modulelens.store.remote.push import record_of
+from modulelens.store.remote.spool import spool
 
 FIRST = collection_id("net", "first")
 TEXTS = [
@@ -123,6 +124,35 @@ def test_two_repos_number_one_module_together(
     assert push(other, url).sent == 1
     found = there(spot.open(url), {"fqn": "first"})
     assert sorted(v.version for v in found) == [1, 2, 3]
+
+
+def test_what_others_changed_there_stays(spot: Spot, store: LocalStore) -> None:
+    url, first, good = spot.fresh(), *map(store.resolve, ("net/first@first", "net/first@good"))
+    store.update(first, lambda m: msgspec.structs.replace(m, created="2020-01-01T00:00:00+00:00"))
+    push(store, url)
+    remote = spot.open(url)
+    one, two = (remote.get(FIRST, number) for number in "12")
+    assert (set(one.row.aliases), set(two.row.aliases)) == ({"first"}, {"good", "last"})
+    remote.alias(one, add=["good"], remove=[])
+    remote.tag(two, add=["theirs"], remove=two.row.tags[:1])
+    store.alias(good, "best")
+    assert push(store, url).known == 6
+    found = {v.version: v.row for v in there(spot.open(url), {"fqn": "first"})}
+    assert set(found[1].aliases) == {"first", "good"}
+    assert set(found[2].aliases) == {"last", "best"}
+    assert set(found[2].tags) == {*two.row.tags[1:], "theirs"}
+    # An older capture that is graded late is a later version, and not the newest.
+    store.update(first, lambda m: msgspec.structs.replace(m, depth=77))
+    assert push(store, url).sent == 1
+    remote = spot.open(url)
+    assert (remote.get(FIRST).version, remote.get(FIRST, "3").row.depth) == (2, 77)
+    assert set(remote.get(FIRST, "3").row.aliases) == {"first"}
+    remote.delete(remote.get(FIRST, "2"), force=True)
+    done = push(store, url)
+    assert (done.sent, done.known, done.removed) == (0, 5, 1)
+    assert sorted(v.version for v in there(spot.open(url), {"fqn": "first"})) == [1, 3]
+    assert push(store, url, again=True).failed == ()
+    assert sorted(v.version for v in there(spot.open(url), {"fqn": "first"})) == [1, 3, 4]
 
 
 class Named(nn.Module):

@@ -45,7 +45,7 @@ def test_a_capture_at_a_time_the_oldest_first(outbox: Outbox) -> None:
         order.append(parcels[0].capture)
         assert {parcel.capture for parcel in parcels} == {order[-1]}
         for parcel in parcels:
-            outbox.sent(parcel, "0" * 64, 1)
+            outbox.sent(parcel, "0" * 64, 1, "[]")
     assert order == ["b", "c", "a"]
     assert outbox.waiting(URL) == 0
     assert outbox.waiting(OTHER) == 1
@@ -55,7 +55,7 @@ def test_asking_again_for_what_was_sent_or_failed(outbox: Outbox) -> None:
     records = [record(1), record(2)]
     outbox.ask(URL, records)
     one, two = outbox.next(URL)
-    outbox.sent(one, "0" * 64, 3)
+    outbox.sent(one, "0" * 64, 3, "[]")
     outbox.failed(two, "it was removed here")
     assert states(outbox) == [SENT, FAILED]
     outbox.ask(URL, records)
@@ -69,11 +69,11 @@ def test_what_is_asked_for_again_while_it_is_sent_is_looked_at_again(
     outbox.ask(URL, [record(1)])
     (parcel,) = outbox.next(URL)
     outbox.ask(URL, [record(1)])  # it has a new tag, say
-    what = {"sent": ("0" * 64, 1), "failed": ("no",), "later": ("away", 60.0)}[end]
+    what = {"sent": ("0" * 64, 1, "[]"), "failed": ("no",), "later": ("away", 60.0)}[end]
     getattr(outbox, end)(parcel, *what)
     (again,) = outbox.next(URL)
     assert (again.state, again.due, again.asks) == (WAITING, 0, 2)
-    outbox.sent(again, "0" * 64, 1)
+    outbox.sent(again, "0" * 64, 1, "[]")
     assert states(outbox) == [SENT]
 
 
@@ -99,14 +99,14 @@ def test_processes_ask_and_send_at_once(outbox: Outbox, tmp_path: Path) -> None:
     def send(_: object) -> None:
         for _ in range(30):
             for parcel in outbox.next(URL):
-                outbox.sent(parcel, "0" * 64, 1)
+                outbox.sent(parcel, "0" * 64, 1, "[]")
 
     children = [Child(work) for work in (ask(0), ask(10), ask(20), send)]
     assert [child.wait()[0] for child in children] == [0] * 4
     assert len(outbox.all()) == 41
     while parcels := outbox.next(URL):
         for parcel in parcels:
-            outbox.sent(parcel, "0" * 64, 1)
+            outbox.sent(parcel, "0" * 64, 1, "[]")
     assert set(states(outbox)) == {SENT}
 
 
@@ -160,7 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         parcel = self.held.pop()
         if end == SENT:
-            self.outbox.sent(parcel, "0" * 64, 1)
+            self.outbox.sent(parcel, "0" * 64, 1, "[]")
         elif end == FAILED:
             self.outbox.failed(parcel, "no")
         else:

@@ -8,12 +8,14 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -36,15 +38,18 @@ from tests.store.samples import Child, put_entry
 from tests.store.samples import add as add_sample
 from tests.store.samples import metadata as record_with
 
-from modulelens.errors import Conflict, DiskFull, Unavailable
+from modulelens.errors import Conflict, Corrupted, DiskFull, PermissionDenied, Unavailable
+from modulelens.records import collection_id
 from modulelens.store import LocalStore
-from modulelens.store.locks import locked
+from modulelens.store.files import digest_of
 from modulelens.store.remote import Draft, Remote, Version, open_remote
 from modulelens.store.remote.outbox import FAILED, SENT, WAITING, Outbox
-from modulelens.store.remote.push import Progress, Pushed, Pusher, sweep
+from modulelens.store.remote.push import Progress, Pushed, Pusher, record_of, send
+from modulelens.store.remote.spool import sweep
 from modulelens.store.remote.spread import spread
 
 ROOT = Path(__file__).parents[2]
+FIRST = collection_id("net", "first")
 KILLS = int(os.environ.get("MODULELENS_KILLS", "8"))
 
 
@@ -54,7 +59,7 @@ def url_in(folder: Path) -> str:
 
 def drain(store: LocalStore, remote: Remote, **how) -> Pushed:
     Outbox(store.outbox_path).ask(remote.url, records(store))
-    return Pusher(store, remote, remote.url, **how).drain()
+    return Pusher(store, remote.url, remote=remote, **how).drain()
 
 
 # ---- killed
@@ -243,12 +248,12 @@ class Failing(Between):
         self.error, self.after, self.times = error, after, times
         self.packs: list[str] = []
 
-    def put(self, draft: Draft) -> Version:
+    def put(self, draft: Draft, **how) -> Version:
         self.after -= 1
         if self.after < 0 < self.times:
             self.times -= 1
             raise self.error
-        return self.remote.put(draft)
+        return self.remote.put(draft, **how)
 
     def put_packs(self, packs, **how):
         self.packs += [pack.name for pack in packs.values()]
@@ -265,7 +270,7 @@ def test_a_push_that_died_between_packs_and_version_goes_on(
     assert (done.sent, done.waiting) == (2, 4)
     there_now = objects(tmp_path / "team")
     second = Failing(open_remote(url), Unavailable("away"), times=0)
-    done = Pusher(store, second, url).drain()
+    done = Pusher(store, url, remote=second).drain()
     assert (done.sent, done.known, done.waiting) == (4, 0, 0)
     assert objects(tmp_path / "team").keys() == objects(tmp_path / "team-whole").keys()
     assert there_now.items() <= objects(tmp_path / "team").items()
@@ -306,12 +311,13 @@ def test_damage_here_costs_the_entries_that_need_it_only(store: LocalStore, tmp_
     path = store.blob_path(digest)
     path.chmod(0o644)
     path.write_bytes(b"x" * path.stat().st_size)
-    needing = {record.id for record in records(store) if digest in record.blobs}
+    needing = {f"{r.name}@v{r.version}" for r in records(store) if digest in r.blobs}
+    second = store.metadata(store.resolve("net/second@good"))
     store.state_path(store.metadata(store.resolve("net/second@good"))).write_bytes(b"x")
     store = LocalStore(store.root)  # what was verified before is not looked at again
     done = push(store, url_in(tmp_path))
     failed = {text.partition(":")[0] for text in done.failed}
-    assert failed == needing | {store.resolve("net/second@good")}
+    assert failed == needing | {f"net/second@v{second.version}"}
     assert done.sent == 6 - len(failed)
     assert done.waiting == 0
     assert all(
@@ -325,15 +331,15 @@ def test_what_was_removed_or_cannot_be_named_there_fails_alone(
     from modulelens.errors import UsageError
 
     class Picky(Between):
-        def put(self, draft: Draft) -> Version:
+        def put(self, draft: Draft, **how) -> Version:
             if draft.row.fqn == "first":
                 raise UsageError("no such names here")
-            return self.remote.put(draft)
+            return self.remote.put(draft, **how)
 
     remote = Picky(open_remote(url_in(tmp_path)))
     Outbox(store.outbox_path).ask(remote.url, records(store))
     store.remove(store.resolve("net/second@first"), force=True)
-    done = Pusher(store, remote, remote.url).drain()
+    done = Pusher(store, remote.url, remote=remote).drain()
     assert (done.sent, len(done.failed)) == (3, 3)
     errors = sorted(parcel.error for parcel in Outbox(store.outbox_path).all("", (FAILED,)))
     assert errors == ["it was removed here", "no such names here", "no such names here"]
@@ -342,10 +348,206 @@ def test_what_was_removed_or_cannot_be_named_there_fails_alone(
 # ---- repeated
 
 
-def test_one_repo_has_one_pusher(store: LocalStore, tmp_path: Path) -> None:
-    with locked(store.outbox_path.with_suffix(".lock")), pytest.raises(Conflict):
-        push(store, url_in(tmp_path))
-    assert push(store, url_in(tmp_path)).sent == 6
+def test_one_push_at_a_time_to_one_remote_sends_what_the_other_asked_for(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    entered, free = threading.Event(), threading.Event()
+
+    class Slow(Between):
+        def put(self, draft: Draft, **how) -> Version:
+            entered.set()
+            free.wait(30)
+            return self.remote.put(draft, **how)
+
+    url, first = url_in(tmp_path), records(store)[:1]
+    Outbox(store.outbox_path).ask(url, first)
+    pusher = Pusher(store, url, remote=Slow(open_remote(url)))
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(pusher.drain)
+        assert entered.wait(30)
+        with pytest.raises(Conflict, match="sends these, too") as caught:
+            push(store, url)
+        assert "--status" in caught.value.hint
+        assert push(store, f"{url}-other").sent == 6  # another remote is nobody's turn
+        free.set()
+        assert done.result().sent == 6
+    assert push(store, url).known == 6
+
+
+def test_what_is_asked_for_as_a_push_ends_is_sent(store: LocalStore, tmp_path: Path) -> None:
+    url, (first, *rest) = url_in(tmp_path), records(store)
+    outbox = Outbox(store.outbox_path)
+
+    class Late(Pusher):
+        """Others ask between its last look and its end."""
+
+        def _empty(self) -> bool:
+            going = super()._empty()
+            if rest:
+                outbox.ask(url, [rest.pop()])
+            return going
+
+    outbox.ask(url, [first])
+    done = Late(store, url).drain()
+    assert (done.sent, done.waiting) == (6, 0)
+
+
+# ---- others were there meanwhile
+
+
+def names_there(remote: Remote, fqn: str = "first") -> dict[int, tuple[set[str], set[str]]]:
+    found = there(remote, {"fqn": fqn})
+    return {v.version: (set(v.row.tags), set(v.row.aliases)) for v in found}
+
+
+def test_what_others_moved_stays_and_what_is_new_here_goes(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    url = url_in(tmp_path)
+    good = store.resolve("net/first@good")
+    store.update(good, lambda m: msgspec.structs.replace(m, tags=("hot", "base")))
+    push(store, url)
+    remote = open_remote(url)
+    one, two = (remote.get(FIRST, number) for number in "12")
+    assert names_there(remote) == {1: (set(), {"first"}), 2: ({"hot", "base"}, {"good", "last"})}
+    remote.alias(one, add=["good", "last"], remove=())
+    remote.tag(two, add=["theirs"], remove=["hot"])
+    moved = {1: (set(), {"first", "good", "last"}), 2: ({"base", "theirs"}, set())}
+    assert push(store, url).known == 6
+    assert names_there(remote) == moved
+    # New names here go there; those of before do not come with them.
+    store.alias(good, "best")
+    store.update(good, lambda m: msgspec.structs.replace(m, tags=(*m.tags, "new")))
+    push(store, url)
+    assert names_there(remote) == moved | {2: ({"base", "theirs", "new"}, {"best"})}
+    # Nor does a new version of the old capture take what the old one has no more.
+    store.update(good, lambda m: msgspec.structs.replace(m, depth=77))
+    assert push(store, url).sent == 1
+    assert names_there(remote)[3] == ({"base", "new"}, {"best"})
+    assert names_there(remote)[1] == moved[1]
+    # An alias that is moved here moves there.
+    store.alias(store.resolve("net/first@first"), "best")
+    push(store, url)
+    assert names_there(remote)[1][1] == {"first", "good", "last", "best"}
+
+
+def test_who_did_not_send_it_takes_no_alias_from_others(store: LocalStore, tmp_path: Path) -> None:
+    url = url_in(tmp_path)
+    push(store, url)
+    remote = open_remote(url)
+    remote.alias(remote.get(FIRST, "1"), add=["good", "last"], remove=["first"])
+    again = copied(store, tmp_path / "copy")  # without the outbox
+    assert push(again, url).known == 6
+    assert [aliases for _, aliases in names_there(remote).values()] == [
+        {"good", "last", "first"},
+        set(),
+    ]
+
+
+def test_an_alias_moves_also_where_the_push_was_killed_before_it_did(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Dies(Between):
+        """Puts a version, and dies before its aliases."""
+
+        def put(self, draft: Draft, **how) -> Version:
+            self.remote.put(
+                msgspec.structs.replace(draft, row=msgspec.structs.replace(draft.row, aliases=()))
+            )
+            raise Killed
+
+    url = url_in(tmp_path)
+    push(store, url)
+    (new,) = store.put_entries([(record_with("net", "first"), {})], aliases=["good"])
+    with pytest.raises(Killed):
+        drain(store, Dies(open_remote(url)))
+    remote = open_remote(url)
+    assert remote.get(FIRST, "good").version == 2
+    push(store, url)
+    assert remote.get(FIRST, "good").version == 3
+    assert new.version == 3
+
+
+def test_what_was_removed_there_is_not_sent_again(store: LocalStore, tmp_path: Path) -> None:
+    url = url_in(tmp_path)
+    push(store, url)
+    remote = open_remote(url)
+    remote.delete(remote.get(FIRST, "2"), force=True)
+    for _ in range(2):
+        done = push(store, url)
+        assert (done.sent, done.known, done.removed, done.waiting) == (0, 5, 1, 0)
+    store.update(store.resolve("net/first@good"), lambda m: msgspec.structs.replace(m, depth=77))
+    assert push(store, url).removed == 1  # it is the same capture
+    assert set(names_there(remote)) == {1}
+    assert push(store, url, again=True).sent == 6
+    assert set(names_there(remote)) == {1, 3}
+    assert push(store, url).known == 6
+    # A remote that was made anew has removed nothing.
+    shutil.rmtree(tmp_path / "team")
+    assert push(store, url).sent == 6
+
+
+def test_damage_there_is_mended_by_sending_it_again(store: LocalStore, tmp_path: Path) -> None:
+    url = url_in(tmp_path)
+    push(store, url)
+    whole = objects(tmp_path / "team")
+    for path in (tmp_path / "team").rglob("*"):
+        if path.is_file() and path.relative_to(tmp_path / "team").parts[0] in ("packs", "files"):
+            path.chmod(0o600)
+            path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(Corrupted):
+        pulled(open_remote(url), tmp_path / "bad")
+    assert push(store, url).known == 6
+    with pytest.raises(Corrupted):
+        pulled(open_remote(url), tmp_path / "bad")
+    assert push(store, url, again=True).sent == 6
+    assert objects(tmp_path / "team") == whole
+    assert contents(pulled(open_remote(url), tmp_path / "back")) == contents(store)
+
+
+def test_a_late_change_of_an_old_capture_does_not_make_it_the_newest(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    url, first = url_in(tmp_path), store.resolve("net/first@first")
+    store.update(first, lambda m: msgspec.structs.replace(m, created="2020-01-01T00:00:00+00:00"))
+    push(store, url)
+    newest = open_remote(url).get(FIRST).identity
+    old = store.update(first, lambda m: msgspec.structs.replace(m, depth=77))
+    assert push(store, url).sent == 1
+    assert open_remote(url).get(FIRST).identity == newest
+    assert open_remote(url).get(FIRST, "3").identity == digest_of(record_of(old))
+
+
+def test_what_cannot_be_sent_waits_and_says_why(store: LocalStore, tmp_path: Path) -> None:
+    url = url_in(tmp_path)
+    denied = Failing(open_remote(url), PermissionDenied("no role here"))
+    with pytest.raises(PermissionDenied):
+        drain(store, denied)
+    waiting = Outbox(store.outbox_path).all(url, (WAITING,))
+    assert {parcel.error for parcel in waiting} == {"no role here"}
+    assert [parcel.tries for parcel in waiting] == [0] * len(waiting)
+
+
+def test_an_outbox_of_before_is_read(store: LocalStore, tmp_path: Path) -> None:
+    (first, *_), url = records(store), url_in(tmp_path)
+    with sqlite3.connect(store.outbox_path) as db:
+        db.execute(
+            "CREATE TABLE outbox (remote TEXT NOT NULL, entry TEXT NOT NULL, capture TEXT NOT NULL,"
+            " made TEXT NOT NULL, state TEXT NOT NULL, identity TEXT NOT NULL DEFAULT '', tries"
+            " INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0, version INTEGER NOT NULL"
+            " DEFAULT 0, error TEXT NOT NULL DEFAULT '', asks INTEGER NOT NULL DEFAULT 1,"
+            " PRIMARY KEY (remote, entry)) WITHOUT ROWID"
+        )
+        row = (url, first.id, first.trace_id, first.created)
+        db.execute(
+            "INSERT INTO outbox (remote, entry, capture, made, state) VALUES (?,?,?,?,'waiting')",
+            row,
+        )
+    db.close()
+    assert send(store, url).sent == 1
 
 
 def test_two_processes_push_one_repo_and_two_others_the_same_modules(

@@ -95,7 +95,7 @@ def test_a_change_of_the_record_is_a_version_and_new_names_are_none(
     assert set(there["wide/first@fast"].metadata.tags) == {"base.line", "hot"}
     repo["wide/first"].benchmark(budget_s=0.05)
     assert repo.push(url).sent == 1
-    assert there["wide/first"].version == 2
+    assert there["wide/first"].version == 2  # of one capture the last one
     assert there["wide/first"].metadata.measurement is not None
 
 
@@ -197,8 +197,10 @@ def test_training_goes_on_where_a_push_cannot_begin(
     model = Wide()
     with pytest.warns(UserWarning, match="not pushed"), ml.trace(model, push="file:///x/y"):
         model(torch.randn(8, 64)).sum().backward()
-    with pytest.raises(UsageError, match="no URL"):
-        ml.trace(model, push="somewhere")
+    for push in ("somewhere", "wandb://a/b/c", "://x", 5):
+        with pytest.raises(UsageError, match=r"URL|registry") as caught:
+            ml.trace(model, push=push)
+        assert "wandb://entity/registry" in caught.value.hint
 
 
 def test_only_rank_0_pushes(repo: ml.Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

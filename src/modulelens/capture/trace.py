@@ -12,10 +12,10 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -103,8 +103,8 @@ class Trace:
         push: str | None = None,
     ) -> None:
         check_model(model)
-        if push is not None and not (isinstance(push, str) and "://" in push):
-            raise UsageError(f"push={push!r} is no URL", hint="such as wandb://entity/registry")
+        if push is not None:
+            _keeper().check(push)
         self.push = push
         check_steps(warmup, steps)
         if not (name is None or isinstance(name, str)):
@@ -182,7 +182,7 @@ class Trace:
             seen = f"{self._seen_steps} step(s) were seen, warmup is {self.warmup}"
             warnings.warn(f"no step of {self.name} was traced: {seen}{why}", stacklevel=2)
         elif self.push and self.captures:
-            _store_and_push(self)
+            _keeper().keep(self)
 
     def _end(self, error: BaseException | None) -> None:
         self._end_step(error)
@@ -305,14 +305,22 @@ def end_traces() -> None:
         finish(functools.partial(active._end, None))
 
 
-def _store_and_push(trace: Trace) -> None:
+class Keeper(Protocol):
+    """Stores traces and pushes them: capturing itself knows no disk."""
+
+    def check(self, push: str) -> None:
+        """Raises UsageError where `push` is not the URL of a remote."""
+
+    def keep(self, trace: Trace) -> None:
+        """Stores what was captured, and sends it."""
+
+
+def _keeper() -> Keeper:
     if not keepers:
         raise UsageError("push= is for `ml.trace`", hint="import modulelens as ml; ml.trace(...)")
-    for keep in keepers:
-        keep(trace)
+    return keepers[0]
 
 
-#: Who stores traces that are to be pushed: capturing itself knows no disk.
-keepers: list[Callable[[Trace], None]] = []
+keepers: list[Keeper] = []
 #: Makes a `Trace`, to be used in a `with` statement.
 trace = Trace

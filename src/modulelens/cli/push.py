@@ -28,11 +28,15 @@ _WAIT_S = 600.0
 
 
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, what was there already, what waits and what failed; `bytes` were sent."""
+    """What was sent, what was there already, what waits and what failed; `bytes` were sent.
+
+    `removed` were there once, and have been removed there: they are not sent again.
+    """
 
     remote: str
     sent: int
     known: int
+    removed: int
     waiting: int
     failed: tuple[str, ...]
     bytes: int
@@ -56,6 +60,8 @@ def run(
         raise UsageError("--watch, --queued and --status: one of them")
     if (wishes["queued"] or wishes["status"]) and terms:
         raise UsageError("--queued and --status are about all that waits", hint="leave out terms")
+    if wishes["again"] and any(wishes[way] for way in ("watch", "queued", "status")):
+        raise UsageError("--again is for a push of its own", hint="modulelens push --again")
     opened = open_repo(repo)
     if wishes["status"]:
         return _status(opened, remote or os.environ.get("MODULELENS_REMOTE"), repo)
@@ -65,7 +71,8 @@ def run(
     if wishes["queued"]:
         return _queued(opened, place, repo, verify=wishes["verify"], tries=tries)
     with progress("pushing") as bar:
-        done = opened.push(place, filter, tries=tries, progress=_shown(bar))
+        how: dict[str, Any] = {"again": wishes["again"], "tries": tries}
+        done = opened.push(place, filter, progress=_shown(bar), **how)
     reply = _reply(place, done, repo)
     if rank := rank_and_world()[0]:
         told = f"RANK says that this is rank {rank} of a job: only rank 0 pushes; unset RANK here"
@@ -102,12 +109,15 @@ def _reply(remote: str, done: Any, repo: str | None) -> Reply:
         remote=remote,
         sent=done.sent,
         known=done.known,
+        removed=done.removed,
         waiting=done.waiting,
         failed=tuple(done.failed),
         bytes=done.bytes,
     )
     text = f"{plural(done.sent, 'entry')} sent ({size(done.bytes)}), {done.known} there already"
     text += f", {done.waiting} waiting" if done.waiting else ""
+    if done.removed:
+        text += f", {done.removed} removed there since and not sent again (--again sends them)"
     lines = [f"failed: {clean(line)}" for line in done.failed[:_MOST_LINES]]
     failure: ModuleLensError | None = None
     if done.waiting:
@@ -150,23 +160,30 @@ def _watch(repo: Repo, remote: str, filter: dict[str, Any], path: str | None) ->
 
 
 def _status(repo: Repo, remote: str | None, path: str | None) -> Reply:
+    from modulelens.store.remote import checked
     from modulelens.store.remote.outbox import FAILED, SENT, WAITING, Outbox
 
-    parcels = Outbox(repo.root / "outbox.sqlite").all(remote or "")
+    parcels = Outbox(repo.root / "outbox.sqlite").all(checked(remote) if remote else "")
     states = Counter(parcel.state for parcel in parcels)
     lines = [f"{states[SENT]} sent, {states[WAITING]} waiting, {states[FAILED]} failed"]
     open_ones = [parcel for parcel in parcels if parcel.state != SENT]
-    lines += [f"{p.state}: {p.entry} to {p.remote}: {clean(p.error)}" for p in open_ones]
+    shown = open_ones[:_MOST_LINES]
+    rows = repo.rows({"id": {"$in": [parcel.entry for parcel in shown]}}) if shown else []
+    names = {row.id: clean(f"{row.name}@v{row.version}") for row in rows}
+    for parcel in shown:
+        what = f"{parcel.state}: {names.get(parcel.entry, parcel.entry)} to {parcel.remote}"
+        lines.append(f"{what}: {clean(parcel.error) or 'not tried yet'}")
     report = PushReport(
         remote=remote or "",
         sent=states[SENT],
         known=0,
+        removed=0,
         waiting=states[WAITING],
         failed=tuple(f"{p.entry}: {p.error}" for p in parcels if p.state == FAILED),
         bytes=0,
     )
     words = [with_repo(f"push {p.remote} --queued", path) for p in open_ones[:1]]
-    return Reply(report, "\n".join(lines[:_MOST_LINES]), next=words)
+    return Reply(report, "\n".join(lines), next=words)
 
 
 COMMAND = Command(
@@ -183,6 +200,7 @@ COMMAND = Command(
         Option("--watch", bool, "Send what comes into the repo, until Ctrl-C."),
         Option("--queued", bool, "Send only what waits in the outbox."),
         Option("--verify", bool, "With --queued: replay and grade first what has no grade."),
+        Option("--again", bool, "Also what was removed there since; replaces damaged bytes."),
         Option("--status", bool, "Show what was sent, waits and failed; send nothing."),
         Option("--tries", int, "How often to try while the remote is away.", 5, metavar="N"),
     ),

@@ -51,11 +51,10 @@ class Layout:
         self.outbox = root / "outbox.sqlite"
         self.index_lock = root / "index.lock"
         self.writer_lock = root / "writer.lock"
-        self.outbox_lock = root / "outbox.lock"
         databases = (self.index, self.outbox)
         ends = ("", "-wal", "-shm", "-journal")
         tables = [path.with_name(path.name + end) for path in databases for end in ends]
-        locks = (self.gc_lock, self.index_lock, self.writer_lock, self.outbox_lock)
+        locks = (self.gc_lock, self.index_lock, self.writer_lock)
         self.files = (self.format, *locks, *tables)
 
     def check_writable(self) -> None:

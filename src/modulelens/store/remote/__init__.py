@@ -8,7 +8,7 @@ from __future__ import annotations
 from modulelens.errors import UsageError
 from modulelens.store.remote.seam import Draft, Pack, Page, Remote, Version
 
-__all__ = ["Draft", "Pack", "Page", "Remote", "Version", "open_remote"]
+__all__ = ["Draft", "Pack", "Page", "Remote", "Version", "checked", "open_remote"]
 
 
 def open_remote(url: str, **options: str) -> Remote:
@@ -25,6 +25,22 @@ def open_remote(url: str, **options: str) -> Remote:
         EnvironmentLacks: The package that it takes is not installed.
         Unavailable: It does not answer.
     """
+    url = checked(url)
+    if url.startswith("wandb://"):
+        from modulelens.store.remote.registry import RegistryRemote
+
+        return RegistryRemote(url)
+    from modulelens.store.remote.folder import FolderRemote
+
+    return FolderRemote(url, **options)
+
+
+def checked(url: str) -> str:
+    """The URL as it is known by: that of a remote, as far as can be told without asking it.
+
+    Raises:
+        UsageError: It is no such URL.
+    """
     scheme, found, rest = url.partition("://")
     if not (found and scheme and rest):
         raise UsageError(
@@ -32,9 +48,8 @@ def open_remote(url: str, **options: str) -> Remote:
             hint="such as wandb://entity/registry, s3://bucket/folder or file:///mnt/team",
         )
     if scheme == "wandb":
-        from modulelens.store.remote.registry import RegistryRemote
+        from modulelens.store.remote.registry import parts_of
 
-        return RegistryRemote(url)
-    from modulelens.store.remote.folder import FolderRemote
-
-    return FolderRemote(url, **options)
+        parts_of(url)
+        return url
+    return url if rest.strip("/") == "" else url.rstrip("/")

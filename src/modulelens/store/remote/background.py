@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from modulelens.records import Metadata
 from modulelens.store.local import LocalStore
+from modulelens.store.remote import checked
 from modulelens.store.remote.outbox import Outbox
 
 #: Least of all: training threads get the processor whenever they want it.
@@ -20,9 +21,12 @@ NICE = 19
 _TRIES = "20"
 
 
-def start(store: LocalStore, remote: str, records: Sequence[Metadata]) -> int:
+def start(
+    store: LocalStore, remote: str, records: Sequence[Metadata], *, again: bool = False
+) -> int:
     """Puts entries into the outbox and starts who drains it; returns the id of that process."""
-    Outbox(store.outbox_path).ask(remote, records)
+    remote = checked(remote)
+    Outbox(store.outbox_path).ask(remote, records, again=again)
     words = ["push", remote, "--queued", "--verify", "--tries", _TRIES, "--repo", str(store.root)]
     # The service of a run that is going on is that run's: the worker starts its own.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_SERVICE")}

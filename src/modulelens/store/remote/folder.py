@@ -88,9 +88,7 @@ class FolderRemote:
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._objects = Objects(url, options)
-        self.capabilities = frozenset(
-            {"history"} | ({"exclusive"} if self._objects.exclusive else set())
-        )
+        self.capabilities = frozenset({"exclusive"} if self._objects.exclusive else set())
         # Objects that were read and are never rewritten, by their names.
         self._made: dict[str, _Made | None] = {}
         self._names: dict[str, _Name] = {}
@@ -104,28 +102,31 @@ class FolderRemote:
         *,
         label: str,  # noqa: ARG002  files here are named by their bytes
         progress: Progress,
+        again: bool = False,
     ) -> tuple[Pack, ...]:
         """See `seam.Remote`."""
         self._open(write=True)
 
         def put(item: tuple[Path, Pack]) -> Pack:
             path, pack = item
-            progress(self._objects.put_file(_pack(pack), path))
+            progress(self._objects.put_file(_pack(pack), path, again=again))
             return pack
 
         return tuple(spread(put, packs.items(), _PACK_THREADS))
 
-    def put(self, draft: Draft) -> Version:
+    def put(self, draft: Draft, *, again: bool = False) -> Version:
         """See `seam.Remote`."""
         for alias in draft.row.aliases:
             check_alias(alias)
         self._open(write=True)
         collection, folder = draft.collection, f"{draft.collection}/{draft.identity}"
         made = self._numbers(self._listed(collection))
-        if (found := _number_of(draft, made)) is None:
+        found = _number_of(draft, made)
+        if found is None or again:
             self._objects.put(f"files/{folder}/{RECORD}", draft.record)
             self._objects.put(f"files/{folder}/{STATE}", draft.state.read_bytes())
             self._objects.put(f"files/{folder}/{PACKS}", draft.index)
+        if found is None:
             found = self._number(draft, made)
         self._name(f"index/{collection}/tags/{draft.identity}", draft.row.tags)
         self._name(f"index/{collection}/aliases", draft.row.aliases, found)
@@ -159,6 +160,10 @@ class FolderRemote:
         found = {v.identity: v for vs in spread(self._scan, collections) for v in vs}
         return {identity: found[identity] for identity in identities if identity in found}
 
+    def deleted(self, collection: str, number: int) -> bool:
+        """See `seam.Remote`."""
+        return f"index/{collection}/{number}.deleted" in self._listed(collection)
+
     def get(self, collection: str, which: str = "") -> Version:
         """See `seam.Remote`."""
         self._open()
@@ -177,7 +182,7 @@ class FolderRemote:
                 f"{self.url} has no {name}{'@' if which else ''}{which}",
                 hint=f"versions there: {there}",
             )
-        return fits[-1]
+        return max(fits, key=lambda version: version.age)
 
     def search(self, filter: Mapping[str, Any], *, limit: int, cursor: str = "") -> Page:
         """See `seam.Remote`."""

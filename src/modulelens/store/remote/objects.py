@@ -96,11 +96,11 @@ class Objects:
                 return False
         return True
 
-    def put_file(self, name: str, source: Path) -> int:
-        """Puts the bytes of a file, unless an object of that size is there; how many went."""
+    def put_file(self, name: str, source: Path, *, again: bool = False) -> int:
+        """Puts a file, `again`: also where one of its size is; returns the bytes that went."""
         with self._told(f"write {name}"):
             size = source.stat().st_size
-            if self._size(name) == size:
+            if not again and self._size(name) == size:
                 return 0
             if self._local is None:
                 self._fs.put_file(str(source), self._path(name))

@@ -16,6 +16,7 @@ import msgspec
 
 from modulelens.records import Metadata
 from modulelens.store.filesystem import is_local
+from modulelens.store.remote.seam import Version
 
 WAITING, SENT, FAILED = "waiting", "sent", "failed"
 _BUSY_S = 30.0
@@ -24,8 +25,11 @@ _TABLE = """CREATE TABLE IF NOT EXISTS outbox (
     state TEXT NOT NULL,
     identity TEXT NOT NULL DEFAULT '', tries INTEGER NOT NULL DEFAULT 0,
     due REAL NOT NULL DEFAULT 0, version INTEGER NOT NULL DEFAULT 0,
-    error TEXT NOT NULL DEFAULT '', asks INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (remote, entry)
+    error TEXT NOT NULL DEFAULT '', asks INTEGER NOT NULL DEFAULT 1,
+    names TEXT, again INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (remote, entry)
 ) WITHOUT ROWID"""
+#: Columns that tables of earlier versions lack.
+_ADDED = {"names": "TEXT", "again": "INTEGER NOT NULL DEFAULT 0"}
 _INDEXES = (
     "CREATE INDEX IF NOT EXISTS waiting ON outbox (remote, state, made, entry)",
     "CREATE INDEX IF NOT EXISTS captures ON outbox (remote, capture)",
@@ -36,8 +40,9 @@ class Parcel(msgspec.Struct, frozen=True):
     """One entry on its way to one remote.
 
     `state` is "waiting", "sent" or "failed"; `capture` is the trace it is of; `identity` and
-    `version` are those it was sent as; `due` is when to try again (seconds since the epoch);
-    `asks` counts how often it was asked for.
+    `version` are those it was sent or pulled as; `due` is when to try again (seconds since the
+    epoch); `asks` counts how often it was asked for. `names` are the tags and aliases that it had
+    here then, as JSON; None: it was never there. `again`: also what is there already is sent.
     """
 
     remote: str
@@ -50,6 +55,8 @@ class Parcel(msgspec.Struct, frozen=True):
     version: int
     error: str
     asks: int
+    names: str | None
+    again: int
 
 
 class Outbox:
@@ -58,15 +65,30 @@ class Outbox:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def ask(self, remote: str, entries: Iterable[Metadata]) -> None:
-        """Puts entries in, also those that failed or were sent: they may differ."""
-        rows = [(remote, e.id, e.trace_id, e.created, WAITING) for e in entries]
+    def ask(self, remote: str, entries: Iterable[Metadata], *, again: bool = False) -> None:
+        """Puts entries in, also those that failed or were sent: they may differ.
+
+        With `again`, what is known of an earlier sending is forgotten.
+        """
+        forget = ", identity = '', version = 0, names = NULL, again = 1" if again else ""
+        rows = [(remote, e.id, e.trace_id, e.created, WAITING, again) for e in entries]
         with self._open() as db:
             db.executemany(
-                "INSERT INTO outbox (remote, entry, capture, made, state) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET state = excluded.state, tries = 0, due = 0, error = '',"
-                " asks = asks + 1",
+                "INSERT INTO outbox (remote, entry, capture, made, state, again)"
+                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET state = excluded.state,"
+                f" tries = 0, due = 0, error = '', asks = asks + 1{forget}",
                 rows,
+            )
+
+    def came(self, remote: str, entry: Metadata, version: Version, names: str) -> None:
+        """An entry was pulled: what its names are here is known, as if it had been sent."""
+        row = (remote, entry.id, entry.trace_id, entry.created, SENT)
+        with self._open() as db:
+            db.execute(
+                "INSERT INTO outbox (remote, entry, capture, made, state, identity, version, names)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " identity = excluded.identity, version = excluded.version, names = excluded.names",
+                (*row, version.identity, version.version, names),
             )
 
     def next(self, remote: str) -> list[Parcel]:
@@ -101,9 +123,14 @@ class Outbox:
             rows = db.execute(f"{sql} ORDER BY remote, capture, entry", params).fetchall()
         return [Parcel(*row) for row in rows]
 
-    def sent(self, parcel: Parcel, identity: str, version: int) -> None:
+    def begun(self, parcel: Parcel, identity: str) -> None:
+        """It is put now: should it be there later, it came from here."""
+        self._set(parcel, identity=identity)
+
+    def sent(self, parcel: Parcel, identity: str, version: int, names: str) -> None:
         """It is there, unless it was asked for again meanwhile (then it is looked at again)."""
-        self._set(parcel, state=SENT, identity=identity, version=version, error="")
+        what: dict[str, str | float] = {"identity": identity, "version": version, "names": names}
+        self._set(parcel, state=SENT, error="", again=0, **what)
 
     def failed(self, parcel: Parcel, error: str) -> None:
         """It will never be there: trying again would fail again."""
@@ -113,6 +140,14 @@ class Outbox:
         """It is to be tried again."""
         due = time.time() + after_s
         self._set(parcel, state=WAITING, tries=parcel.tries + 1, due=due, error=error)
+
+    def stuck(self, remote: str, error: str) -> None:
+        """Nothing of what waits for a remote can be sent before somebody has done something."""
+        with self._open() as db:
+            db.execute(
+                "UPDATE outbox SET error = ? WHERE remote = ? AND state = ?",
+                (error, remote, WAITING),
+            )
 
     def _set(self, parcel: Parcel, **fields: str | float) -> None:
         names = ", ".join(f"{name} = ?" for name in fields)
@@ -128,6 +163,9 @@ class Outbox:
             )
             with db:
                 db.execute(_TABLE)
+                there = {row[1] for row in db.execute("PRAGMA table_info(outbox)")}
+                for name in _ADDED.keys() - there:
+                    db.execute(f"ALTER TABLE outbox ADD COLUMN {name} {_ADDED[name]}")
                 for index in _INDEXES:
                     db.execute(index)
                 yield db

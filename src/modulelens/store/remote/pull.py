@@ -18,8 +18,9 @@ from modulelens.store.layout import DIGEST
 from modulelens.store.local import LocalStore
 from modulelens.store.query import Filter
 from modulelens.store.remote import packs
-from modulelens.store.remote.push import record_of, spool
+from modulelens.store.remote.push import record_of
 from modulelens.store.remote.seam import PACKS, RECORD, STATE, Pack, Progress, Remote, Version
+from modulelens.store.remote.spool import spool
 from modulelens.store.resolve import resolve_at
 
 _PAGE = 500

@@ -8,6 +8,7 @@ type `module-pack` in `modulelens`.
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -52,12 +53,9 @@ class RegistryRemote:
     capabilities = frozenset({"exclusive", "server_search", "lineage"})
 
     def __init__(self, url: str) -> None:
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise UsageError(f"{url!r:.200} names no registry", hint="wandb://entity/registry")
+        entity, self._name = parts_of(url)
         self.url = url
-        self._session = Session(found["entity"] or "")
-        self._name = found["registry"] or PROJECT
+        self._session = Session(entity)
         self._path = f"{self._session.organization.org_entity.name}/wandb-registry-{self._name}"
         # Tags are the artifact's own: an entry that is in two registries is two artifacts.
         self._suffix = re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII)[:90]
@@ -67,7 +65,12 @@ class RegistryRemote:
         self._absent: set[str] = set()  # identities that were asked for in vain; a put looks again
 
     def put_packs(
-        self, packs: Mapping[Path, Pack], *, label: str, progress: Progress
+        self,
+        packs: Mapping[Path, Pack],
+        *,
+        label: str,
+        progress: Progress,
+        again: bool = False,  # noqa: ARG002  nothing that is there can be replaced
     ) -> tuple[Pack, ...]:
         """See `seam.Remote`. A bundle is named after what it holds, and so is found again."""
         new = {pack.name: path for path, pack in packs.items() if pack.name not in self._places}
@@ -89,8 +92,8 @@ class RegistryRemote:
             self._places |= dict.fromkeys(new, f"{where}:{bundle.version}")
         return tuple(Pack(p.name, p.blobs, self._places[p.name]) for p in packs.values())
 
-    def put(self, draft: Draft) -> Version:
-        """See `seam.Remote`."""
+    def put(self, draft: Draft, *, again: bool = False) -> Version:  # noqa: ARG002
+        """See `seam.Remote`; nothing that is there can be replaced."""
         _check_aliases(draft.row.aliases)
         version = None
         if draft.identity not in self._absent:
@@ -165,7 +168,17 @@ class RegistryRemote:
         alias = f"v{int(number[1]) - 1}" if number else which or "latest"
         if re.search(r"[/:\s]", collection + alias) or alias == "v-1":
             raise NotFound(f"{self.url} has no {collection}@{which}")
-        return _version(self._session.artifact(f"{self._path}/{collection}:{alias}"))
+        found = _version(self._session.artifact(f"{self._path}/{collection}:{alias}"))
+        if which or found.version == 1:
+            return found
+        # W&B's latest is what was put last, which may be an older capture that was graded late.
+        same = {"model": found.row.model, "fqn": found.row.fqn}
+        others = self.search(same, limit=sys.maxsize).versions
+        return max([found, *others], key=lambda version: version.age)
+
+    def deleted(self, collection: str, number: int) -> bool:  # noqa: ARG002
+        """See `seam.Remote`; W&B keeps no record of what was deleted."""
+        return self._find_registry() is not None
 
     def search(self, filter: Mapping[str, Any], *, limit: int, cursor: str = "") -> Page:
         """See `seam.Remote`."""
@@ -293,6 +306,18 @@ class RegistryRemote:
     def close(self) -> None:
         """See `seam.Remote`."""
         self._session.close()
+
+
+def parts_of(url: str) -> tuple[str, str]:
+    """The entity of a registry's URL, empty for the key's own, and its name.
+
+    Raises:
+        UsageError: It is no such URL.
+    """
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise UsageError(f"{url!r:.200} names no registry", hint="wandb://entity/registry")
+    return found["entity"] or "", found["registry"] or PROJECT
 
 
 def _version(artifact: Any) -> Version:

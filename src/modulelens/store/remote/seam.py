@@ -82,6 +82,11 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
         return self.row.id.partition("/")[0]
 
     @property
+    def age(self) -> tuple[str, int]:
+        """Grows from older captures to newer ones; of one capture, with its versions."""
+        return self.row.date or "", self.version
+
+    @property
     def version(self) -> int:
         """Its number in the collection at this remote; the first is 1, none comes twice."""
         return self.row.version
@@ -102,24 +107,26 @@ class Remote(Protocol):
 
     `url` is what people write; `capabilities` are words of: "exclusive" (two writers never get
     one number), "server_search" (filters are evaluated there first), "lineage" (versions are
-    linked to the run that trained them), "history" (deleted numbers are known).
+    linked to the run that trained them).
     """
 
     url: str
     capabilities: frozenset[str]
 
     def put_packs(
-        self, packs: Mapping[Path, Pack], *, label: str, progress: Progress
+        self, packs: Mapping[Path, Pack], *, label: str, progress: Progress, again: bool = False
     ) -> tuple[Pack, ...]:
         """Keeps files that are shared; returns the packs with their places, in order.
 
-        One that is there already is not sent again. `label` names the capture they are of.
+        One that is there already is not sent again; with `again` it is, where the remote can
+        replace it. `label` names the capture they are of.
         """
 
-    def put(self, draft: Draft) -> Version:
+    def put(self, draft: Draft, *, again: bool = False) -> Version:
         """Keeps an entry as the next version of its collection, seen by others whole or not at all.
 
-        One with the same identity is that version, with the draft's tags and aliases added.
+        One with the same identity is that version, with the draft's tags and aliases added; with
+        `again` its files are put anew, where the remote can replace them.
 
         Raises:
             UsageError: A name, tag or alias that this remote cannot have.
@@ -128,8 +135,14 @@ class Remote(Protocol):
     def known(self, identities: Mapping[str, str]) -> dict[str, Version]:
         """Those of the identities (identity -> collection) that are there already."""
 
+    def deleted(self, collection: str, number: int) -> bool:
+        """Whether a version that was there and is not has been deleted alone.
+
+        Else all of the remote was made anew.
+        """
+
     def get(self, collection: str, which: str = "") -> Version:
-        """A version by its number ("v3", "3") or alias; the newest where it says none.
+        """A version by its number ("v3", "3") or alias; the newest capture where it says none.
 
         Raises:
             NotFound: There is none.
