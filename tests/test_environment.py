@@ -72,6 +72,14 @@ def test_the_rank_comes_from_the_launcher(monkeypatch):
     assert (found.rank, found.world_size) == (3, 8)
 
 
+@pytest.mark.parametrize("rank", ["x", "", "-1", "1.5"])
+def test_a_rank_that_is_no_number_is_none(monkeypatch, rank):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    found = read_environment()
+    assert (found.rank, found.world_size) == (0, 1)
+
+
 def test_the_rank_comes_from_the_process_group(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1

@@ -116,10 +116,11 @@ def _run_git(folder: str, *words: str) -> str:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Rank and world size: of the process group, else as `torchrun` sets them."""
+    """Rank and world size: of the process group, else as `torchrun` sets them in numbers."""
     if (distributed := _with_group()) is not None:
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdecimal() else 0, int(world) if world.isdecimal() else 1
 
 
 def _with_group() -> Any:

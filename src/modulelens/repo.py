@@ -149,7 +149,16 @@ class Repo(Shared):
         return [e.metadata for e in self.find({"model": metadata.model, "fqn": metadata.fqn})]
 
     def verify(self, entries: Sequence[Entry], *, progress: Progress | None = None) -> None:
-        """Replays entries in a warm worker process and stores their grades."""
+        """Replays entries in a warm worker process and stores their grades.
+
+        Raises:
+            UsageError: Nothing can be stored here, as in a remote.
+        """
+        if not self._store.writable:
+            raise UsageError(
+                f"{self!r} keeps no new grades",
+                hint="entry.check() judges without; or pull into a repo of your own",
+            )
         from modulelens.grading import grade_all
 
         grade_all(entries, progress)
@@ -259,7 +268,11 @@ class Repo(Shared):
         return found
 
     def gc(self) -> GcReport:
-        """Removes bytes that no entry needs, and leftovers of dead writers."""
+        """Removes bytes that no entry needs, and leftovers of dead writers.
+
+        Raises:
+            UsageError: The repo is a remote.
+        """
         return self._store.gc()
 
     def fsck(self, progress: Callable[[int], None] | None = None) -> FsckReport:
@@ -267,7 +280,11 @@ class Repo(Shared):
         return self._store.fsck(progress=progress)
 
     def reindex(self) -> int:
-        """Builds the search index anew; returns its number of entries, warns of those left out."""
+        """Builds the search index anew; returns its number of entries, warns of those left out.
+
+        Raises:
+            UsageError: The repo is a remote.
+        """
         return self._store.reindex()
 
     def _as_entry(self, entry: Entry | str) -> Entry:

@@ -82,6 +82,10 @@ def test_mistakes_say_what_to_do(repo: str, tmp_path: Path) -> None:
     for words, code, text in [
         (["push", "--repo", repo], 2, "MODULELENS_REMOTE"),
         (["push", "nosuch://x", "--repo", repo], 2, "nosuch"),
+        (["push", "http://127.0.0.1:9/x", "--repo", repo], 2, "nothing can be listed or written"),
+        (["find", "--remote", "ftp://no.invalid/x"], 7, "ftp://no.invalid/x: cannot connect"),
+        (["gc", "--repo", url], 2, "may be deleted at any time"),
+        (["reindex", "--repo", url], 2, "fsck --repo"),
         (["push", url, "--watch", "--queued", "--repo", repo], 2, "one of them"),
         (["push", url, "cls=Linear", "--queued", "--repo", repo], 2, "terms"),
         (["pull", "--remote", url], 2, "which entries"),
@@ -92,6 +96,16 @@ def test_mistakes_say_what_to_do(repo: str, tmp_path: Path) -> None:
         said = modulelens(*words)
         assert said.code == code, (words, said)
         assert text in said.err, (words, said)
+
+
+def test_an_address_that_may_be_mistyped_is_doubted(repo: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/taem"
+    for words in (["find", "cls=Linear", "--remote", url], ["ls", "--repo", url]):
+        said = modulelens(*words)
+        assert (said.code, said.err.count(f"nothing was pushed so far to {url}")) == (0, 1)
+    modulelens("push", url, "--repo", repo)
+    assert "so far" not in modulelens("find", "cls=None", "--remote", url).err
+    assert "3 entries" in modulelens("fsck", "--repo", url).out
 
 
 def test_what_waits_and_what_failed_is_an_exit_code() -> None:

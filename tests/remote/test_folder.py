@@ -419,3 +419,46 @@ def test_no_credentials_are_final(s3: Spot, store: LocalStore, monkeypatch) -> N
         push(store, url)
     assert "credentials" in caught.value.hint
     S3FileSystem.clear_instance_cache()
+
+
+def test_a_store_that_ignores_conditions_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    plain = MemoryFileSystem.pipe_file
+    careful = open_remote(f"memory://{tmp_path.name}-careful")
+    careful.put(draft(tmp_path))
+    assert "exclusive" in careful.capabilities
+
+    def overwrite(self, path, value, mode="overwrite", **how):
+        return plain(self, path, value, mode="overwrite", **how)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", overwrite)
+    remote = open_remote(f"memory://{tmp_path.name}-careless")
+    with pytest.warns(UserWarning, match="replaces what it should only make"):
+        remote.put(draft(tmp_path))
+    assert "exclusive" not in remote.capabilities
+    assert remote.put(draft(tmp_path, seed=1)).version == 2
+
+
+def test_a_newer_format_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team/format.json").write_text('{"schema": 99}')
+    with pytest.raises(SchemaTooNew):
+        open_remote(f"file://{tmp_path}/team").put(draft(tmp_path))
+    assert "99" in (tmp_path / "team/format.json").read_text()
+
+
+def test_what_a_file_system_cannot_do_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def cannot(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", cannot)
+    with pytest.raises(UsageError, match="this file system cannot write") as caught:
+        open_remote(f"memory://{tmp_path.name}").put(draft(tmp_path))
+    assert caught.value.hint

@@ -125,6 +125,93 @@ def test_a_url_is_a_repo(repo: ml.Repo, url: str, cache: Path) -> None:
     assert "wide/second" not in there
 
 
+def test_what_upkeep_means_for_a_url(repo: ml.Repo, url: str, tmp_path: Path) -> None:
+    there = ml.Repo(url)
+    came: list[int] = []
+    report = there.fsck(progress=came.append)
+    blobs = {d: n for e in repo for d, n in e.metadata.blobs.items()}
+    assert (report.ok, report.entries, report.blobs) == (True, 3, len(blobs))
+    assert sum(came) == sum(blobs.values())
+    assert not list(there.root.glob("blobs/*/*"))  # nothing is kept
+    for refused in (there.gc, there.reindex, lambda: there.verify(there.find())):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert caught.value.hint
+    first = there["wide/first"].metadata
+    (record,) = (tmp_path / "team/files" / first.collection).rglob("metadata.json")
+    pack = max((tmp_path / "team/packs").rglob("*"), key=lambda p: p.is_file() * p.stat().st_size)
+    for path in (record, pack):
+        path.chmod(0o600)
+        path.write_bytes(b"x" * path.stat().st_size)
+    bad = {problem.subject: problem for problem in ml.Repo(url).fsck().problems}
+    assert set(bad) == {first.id, pack.name}
+    assert {problem.code for problem in bad.values()} == {"CORRUPTED"}
+    assert bad[pack.name].entries
+
+
+def test_a_place_to_which_nothing_was_pushed_is_said_to_be_one(tmp_path: Path) -> None:
+    there = ml.Repo(f"file://{tmp_path}/taem")
+    assert there.find() == []
+    with pytest.raises(NotFound) as caught:
+        there["wide/first"]
+    assert "nothing was pushed so far" in caught.value.hint
+    with pytest.raises(NotFound) as caught:
+        ml.Repo(tmp_path / "repo").pull(there._store.remote.url, None, {"cls": "Linear"})
+    assert "nothing was pushed so far" in caught.value.hint
+
+
+def test_what_is_pulled_side_by_side_is_in_order_and_whole(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = ml.Repo(tmp_path / "repo")
+    for seed in range(4):
+        repo.add(traced(seed=seed), verify=False, tags=[f"s{seed}"])
+    repo.push(url)
+    # A record of the third capture is damaged: what came before it stays, and is whole.
+    bad = repo["wide/first@v3"].metadata
+    files = tmp_path / "team/files" / bad.collection
+    (record,) = (p for p in files.rglob("metadata.json") if bad.trace_id in p.read_text())
+    data = record.read_bytes()
+    record.chmod(0o600)
+    record.write_bytes(data[:-1])
+    other = ml.Repo(tmp_path / "other")
+    with pytest.raises(Corrupted):
+        other.pull(url, None, {"fqn": "first"})
+    assert [e.metadata.tags for e in other.versions("wide/first")] == [("s1",), ("s0",)]
+    assert other.fsck().ok
+    record.write_bytes(data)
+    assert [e.version for e in other.pull(url, None, {"fqn": "first"})] == [1, 2, 3, 4]
+    assert len(other.pull(url)) == 12
+    assert [e.metadata.tags for e in other.versions("wide/second")] == [
+        (f"s{seed}",) for seed in (3, 2, 1, 0)
+    ]
+    assert other.fsck().ok
+    assert all(entry.check() for entry in other.find({"version": 3}))
+
+
+def test_what_was_pulled_is_not_put_back(repo: ml.Repo, url: str, tmp_path: Path) -> None:
+    other, there = ml.Repo(tmp_path / "other"), ml.Repo(url)
+    other.pull(url)
+    assert other.aliases("wide/first") == {"best": 1}
+    repo.add(traced(seed=1), verify=False)
+    repo.push(url)
+    there.alias("wide/first@v2", "best")
+    there.remove("wide/second", force=True)
+    there.remove("wide/second@best", force=True)
+    done = other.push(url)
+    assert (done.sent, done.known, done.removed) == (0, 2, 1)
+    assert there.aliases("wide/first") == {"best": 2}
+    # A pull takes what others moved, and a later push does not give it back either.
+    other.pull(url, "wide/first@v1")
+    other.pull(url, "wide/first@v2")
+    there.alias("wide/first@v1", "best")
+    assert other.push(url).known == 3
+    assert there.aliases("wide/first") == {"best": 1}
+    other.alias("wide/first@v2", "mine")
+    other.push(url)
+    assert there.aliases("wide/first") == {"best": 1, "mine": 2}
+
+
 def test_candidates_of_files_run_on_what_a_url_holds(
     repo: ml.Repo, url: str, tmp_path: Path
 ) -> None:

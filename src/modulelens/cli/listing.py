@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ from modulelens.cli.command import Reply
 from modulelens.cli.repos import open_repo, with_repo
 from modulelens.errors import UsageError
 from modulelens.report.rows import rows_table
+
+if TYPE_CHECKING:
+    from modulelens.repo import Repo
 
 
 class ListedEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,4 +71,13 @@ def list_entries(filter: Mapping[str, Any], *, repo: str | None, limit: int, off
     )
     text = rows_table(rows, total=total, offset=offset)
     next_commands = [with_repo(f"show {rows[0].name}@v{rows[0].version}", repo)] if rows else []
-    return Reply(data, text, next=next_commands)
+    return Reply(data, text, next=next_commands, warnings=_doubts(opened, repo, total))
+
+
+def _doubts(opened: Repo, place: str | None, total: int) -> list[str]:
+    """A remote that is mistyped looks like one that is empty."""
+    if total or "://" not in (place or "") or opened.count():
+        return []
+    from modulelens.store.remote.pull import EMPTY
+
+    return [f"{EMPTY} {place}: is it the right place?"]

@@ -23,8 +23,10 @@ from modulelens.store.layout import COLLECTION
 from modulelens.store.local import LocalStore
 from modulelens.store.query import Filter
 from modulelens.store.remote import open_remote
+from modulelens.store.remote.examine import examine
 from modulelens.store.remote.pull import Fetched, chosen, everything, fetch, fetch_blobs
 from modulelens.store.remote.seam import Remote, Version
+from modulelens.store.upkeep import FsckReport, GcReport
 
 MOST_BYTES = 20_000_000_000
 
@@ -149,11 +151,12 @@ class CachedStore(LocalStore):
         return sorted(rows, key=lambda row: (natural(row.name), row.id, -row.version))
 
     def versions(self, collection: str) -> list[int]:
-        """The versions of a collection (its id), the newest first."""
+        """The versions of a collection (its id), the newest capture first."""
         row = self.remote.get(collection).row
         found = self._all({"model": row.model, "fqn": row.fqn})
         same = [r for r in found if collection_id(r.model, r.fqn) == collection]
-        return sorted((r.version for r in same), reverse=True)
+        newest = sorted(same, key=lambda r: (r.date or "", r.version), reverse=True)
+        return [r.version for r in newest]
 
     def aliases(self, collection: str) -> dict[str, int]:
         """The aliases of a collection (its id), alias -> version."""
@@ -208,6 +211,24 @@ class CachedStore(LocalStore):
             hint="repo = ml.Repo(); repo.add(trace); repo.push(URL)",
         )
 
+    def fsck(self, *, progress: Callable[[int], None] | None = None) -> FsckReport:
+        """Reads every byte that the remote has, and names what is wrong; changes nothing."""
+        return examine(self.remote, self._layout.tmp, progress or (lambda _: None))
+
+    def gc(self, *, timeout_s: float = 30.0) -> GcReport:  # noqa: ARG002
+        """Not here; raises UsageError."""
+        raise UsageError(
+            f"{self.remote.url}: bytes that nobody needs any more stay at a remote",
+            hint=f"what is kept here of it may be deleted at any time: {self.root}",
+        )
+
+    def reindex(self) -> int:
+        """Not here; raises UsageError."""
+        raise UsageError(
+            f"{self.remote.url} is searched where it is, and has no index here",
+            hint="`modulelens fsck --repo URL` names what cannot be read",
+        )
+
     def close(self) -> None:
         """Closes the index, and what the remote runs in the background."""
         super().close()
@@ -238,4 +259,4 @@ class CachedStore(LocalStore):
         for entry_id in gone:
             super().remove(entry_id, force=True)
         if gone:
-            self.gc()
+            super().gc()

@@ -92,7 +92,7 @@ class FolderRemote:
         # Objects that were read and are never rewritten, by their names.
         self._made: dict[str, _Made | None] = {}
         self._names: dict[str, _Name] = {}
-        self._checked = self._swept = False
+        self._checked = self._swept = self._tried = False
 
     # ---- putting
 
@@ -133,7 +133,21 @@ class FolderRemote:
         row = msgspec.structs.replace(draft.row, id=f"{collection}/{found}", version=found)
         return Version(identity=draft.identity, row=row)
 
+    def _try_exclusion(self) -> None:
+        """Some object stores take a conditional put, and ignore the condition."""
+        tried, self._tried = self._tried, True
+        if tried or not self.capabilities:
+            return
+        if self._objects.make("format.json", to_json(_Format(FORMAT))):
+            self.capabilities = frozenset()
+            warnings.warn(
+                f"{self.url} replaces what it should only make: of two who push a module in the "
+                "same moment, one may lose it",
+                stacklevel=2,
+            )
+
     def _number(self, draft: Draft, made: dict[tuple[str, int], _Made | None]) -> int:
+        self._try_exclusion()
         row = msgspec.structs.replace(draft.row, version=0, tags=(), aliases=())
         data = to_json(_Made(draft.identity, row))
         for _ in range(_TRIES):
@@ -310,25 +324,25 @@ class FolderRemote:
         """Nothing runs in the background."""
 
     def _open(self, *, write: bool = False) -> None:
+        self._checked = self._checked or self._check_format(write=write)
         if write and not self._swept:
             self._objects.sweep()
             self._swept = True
-        if self._checked:
-            return
+
+    def _check_format(self, *, write: bool) -> bool:
         try:
             data = self._objects.read("format.json")
         except NotFound:
             if write:
                 self._objects.make("format.json", to_json(_Format(FORMAT)))
-                self._checked = True
-            return
+            return write
         schema = from_json(data, _Format, what=f"{self.url}/format.json").schema
         if schema > FORMAT:
             raise SchemaTooNew(
                 f"{self.url} has format {schema}, this ModuleLens reads up to {FORMAT}",
                 hint="pip install --upgrade modulelens",
             )
-        self._checked = True
+        return True
 
 
 def _pack(pack: Pack) -> str:

@@ -26,6 +26,8 @@ _CONNECT_S, _READ_S = 5, 60
 _STALE_S = 86_400.0
 _RETRIES = {"total_max_attempts": 2, "mode": "standard"}
 _DRAFTS = "tmp"
+_SUCH = "such as s3://bucket/folder or file:///mnt/team"
+_CHECK = "check the address; what is lost there can be pushed again: push --again"
 _ROLE = "check the credentials, and the rights that the file system gives them"
 #: Packages whose exceptions say that a service did not answer as it should.
 _SERVICES = frozenset({"botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"})
@@ -52,17 +54,20 @@ class Objects:
         s3 = {"config_kwargs": limits, "max_concurrency": 1}
         known = {"use_listings_cache": False} | (s3 if scheme in ("s3", "s3a") else {})
         self._connect = partial(url_to_fs, url, **(known | dict(options)))
+        self.url = url
+        if scheme in ("http", "https"):
+            raise UsageError(f"{url}: over {scheme} nothing can be listed or written", hint=_SUCH)
+        self._turn: AbstractContextManager[Any] = _turns if scheme == "memory" else nullcontext()
         try:
-            self._connected, root = self._connect()
+            with self._told("connect"):
+                self._connected, root = self._connect()
         except ImportError as error:
             raise _lacks(str(error), scheme) from error
         except ValueError as error:
-            raise UsageError(f"{url}: {error}", hint="such as s3://bucket/folder") from error
+            raise UsageError(f"{url}: {error}", hint=_SUCH) from error
         self._pid = os.getpid()
-        self.url = url
         self._root = str(root).rstrip("/")
         self._local = Path(self._root) if scheme in ("file", "local") else None
-        self._turn: AbstractContextManager[Any] = _turns if scheme == "memory" else nullcontext()
         self.exclusive = scheme in ("file", "local", "memory", "s3", "s3a", "gs", "gcs")
 
     @property
@@ -197,11 +202,14 @@ class Objects:
             with self._turn:
                 yield
         except FileNotFoundError as error:
-            raise NotFound(f"{self.url}: cannot {what}: it is not there") from error
+            raise NotFound(f"{self.url}: cannot {what}: it is not there", hint=_CHECK) from error
         except PermissionError as error:
             raise PermissionDenied(
                 f"{self.url}: no right to {what}: {error}", hint=_ROLE
             ) from error
+        except NotImplementedError as error:
+            text = f"{self.url}: this file system cannot {what}"
+            raise UsageError(text, hint=_SUCH) from error
         except Exception as error:  # boundary: every file system has errors of its own
             service = type(error).__module__.partition(".")[0] in _SERVICES
             if not (service or isinstance(error, (OSError, TimeoutError))):

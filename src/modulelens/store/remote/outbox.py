@@ -16,9 +16,10 @@ import msgspec
 
 from modulelens.records import Metadata
 from modulelens.store.filesystem import is_local
+from modulelens.store.remote.names import dump, load, names_of
 from modulelens.store.remote.seam import Version
 
-WAITING, SENT, FAILED = "waiting", "sent", "failed"
+WAITING, SENT, FAILED, PULLED = "waiting", "sent", "failed", "pulled"
 _BUSY_S = 30.0
 _TABLE = """CREATE TABLE IF NOT EXISTS outbox (
     remote TEXT NOT NULL, entry TEXT NOT NULL, capture TEXT NOT NULL, made TEXT NOT NULL,
@@ -39,10 +40,11 @@ _INDEXES = (
 class Parcel(msgspec.Struct, frozen=True):
     """One entry on its way to one remote.
 
-    `state` is "waiting", "sent" or "failed"; `capture` is the trace it is of; `identity` and
-    `version` are those it was sent or pulled as; `due` is when to try again (seconds since the
-    epoch); `asks` counts how often it was asked for. `names` are the tags and aliases that it had
-    here then, as JSON; None: it was never there. `again`: also what is there already is sent.
+    `state` is "waiting", "sent", "failed" or "pulled"; `capture` is the trace it is of;
+    `identity` and `version` are those it was sent or pulled as; `due` is when to try again
+    (seconds since the epoch); `asks` counts how often it was asked for. `names` are the tags and
+    aliases that it had then, as JSON; None: it was never there. `again`: also what is there
+    already is sent.
     """
 
     remote: str
@@ -80,16 +82,20 @@ class Outbox:
                 rows,
             )
 
-    def came(self, remote: str, entry: Metadata, version: Version, names: str) -> None:
-        """An entry was pulled: what its names are here is known, as if it had been sent."""
-        row = (remote, entry.id, entry.trace_id, entry.created, SENT)
+    def came(self, remote: str, pairs: Iterable[tuple[Version, Metadata]]) -> None:
+        """Entries that are here and at the remote: the names that they have there are no news."""
         with self._open() as db:
-            db.execute(
-                "INSERT INTO outbox (remote, entry, capture, made, state, identity, version, names)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                " identity = excluded.identity, version = excluded.version, names = excluded.names",
-                (*row, version.identity, version.version, names),
-            )
+            for version, entry in pairs:
+                key, names = (remote, entry.id), names_of(version.row.tags, version.row.aliases)
+                sql = "SELECT names FROM outbox WHERE remote = ? AND entry = ?"
+                (old,) = db.execute(sql, key).fetchone() or (None,)
+                known = version.identity, version.version, dump(names | load(old or "[]"))
+                db.execute(
+                    "INSERT INTO outbox (remote, entry, capture, made, state, identity, version,"
+                    " names) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET identity ="
+                    " excluded.identity, version = excluded.version, names = excluded.names",
+                    (*key, entry.trace_id, entry.created, PULLED, *known),
+                )
 
     def next(self, remote: str) -> list[Parcel]:
         """What waits of the oldest capture: numbers there follow the order of those here."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,14 +19,20 @@ from modulelens.store.layout import DIGEST
 from modulelens.store.local import LocalStore
 from modulelens.store.query import Filter
 from modulelens.store.remote import packs
+from modulelens.store.remote.outbox import Outbox
 from modulelens.store.remote.push import record_of
 from modulelens.store.remote.seam import PACKS, RECORD, STATE, Pack, Progress, Remote, Version
 from modulelens.store.remote.spool import spool
+from modulelens.store.remote.spread import spread
 from modulelens.store.resolve import resolve_at
 
+#: What is said of a place that may be mistyped.
+EMPTY = "nothing was pushed so far to"
 _PAGE = 500
 #: Most bytes of packs that are fetched before they are put in.
 _BATCH_BYTES = 1 << 30
+#: Records that are fetched before their entries are put in.
+_AT_ONCE = 32
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -98,25 +105,47 @@ def pull(
 ) -> list[Metadata]:
     """Brings versions into a repo; returns their records there, in order.
 
-    Each gets the next free number of its collection, the oldest first.
+    Each gets the next free number of its collection, the oldest capture first.
     """
     report = progress or (lambda _: None)
-    done: dict[str, Metadata] = {}
-    here: dict[str, dict[str, Metadata]] = {v.collection: {} for v in versions}
+    ordered = sorted(versions, key=lambda version: version.age)
+    here: dict[str, Metadata] = {}
+    for collection in {version.collection for version in versions}:
+        here |= _here(store, collection)
     with store.adding():
-        for version in sorted(versions, key=lambda version: version.version):
-            if not (same := here[version.collection]):
-                same |= _here(store, version.collection)
-            if (found := same.get(version.identity)) is None:
-                fetched = fetch(remote, version)
-                fetch_blobs(store, remote, fetched.packs, report)
-                (found,) = store.put_entries([(fetched.metadata, fetched.state)])
-                same[version.identity] = found
-            for alias in version.row.aliases:
-                if store.aliases(version.collection).get(alias) != found.version:
-                    store.alias(found.id, alias)
-            done[version.row.id] = found
-    return [done[version.row.id] for version in versions]
+        for start in range(0, len(ordered), _AT_ONCE):
+            part = ordered[start : start + _AT_ONCE]
+            try:
+                _bring(store, remote, part, here, report)
+            except (NotFound, Corrupted):  # one of them: those before it are kept
+                for version in part:
+                    _bring(store, remote, [version], here, report)
+            _name(store, remote, [(version, here[version.identity]) for version in part])
+    return [here[version.identity] for version in versions]
+
+
+def _bring(
+    store: LocalStore,
+    remote: Remote,
+    versions: Sequence[Version],
+    here: dict[str, Metadata],
+    report: Progress,
+) -> None:
+    """Puts those in that are not here yet, in their order; records come side by side."""
+    new = {v.identity: v for v in versions if v.identity not in here}
+    fetched = spread(partial(fetch, remote), new.values())
+    needed = {pack.name: pack for one in fetched for pack in one.packs}
+    fetch_blobs(store, remote, needed.values(), report)
+    stored = store.put_entries([(one.metadata, one.state) for one in fetched])
+    here |= zip(new, stored, strict=True)
+
+
+def _name(store: LocalStore, remote: Remote, pairs: Sequence[tuple[Version, Metadata]]) -> None:
+    for version, found in pairs:
+        for alias in version.row.aliases:
+            if store.aliases(version.collection).get(alias) != found.version:
+                store.alias(found.id, alias)
+    Outbox(store.outbox_path).came(remote.url, pairs)
 
 
 def chosen(remote: Remote, ref: str | None, filter: Filter) -> list[Version]:
@@ -130,12 +159,20 @@ def chosen(remote: Remote, ref: str | None, filter: Filter) -> list[Version]:
         found = remote.search({"name": {"$contains": text}} if text else {}, limit=_PAGE)
         return list(dict.fromkeys(version.row.name for version in found.versions))
 
-    if ref is not None:
+    def hint(usual: str) -> str:
+        empty = not remote.search({}, limit=1).versions
+        return f"{EMPTY} {remote.url}: is it the right place?" if empty else usual
+
+    if ref is None:
+        if found := everything(remote, filter):
+            return found
+        usual = hint("modulelens find --remote URL")
+        raise NotFound(f"{remote.url} has no entry that fits", hint=usual)
+    try:
         return [resolve_at(ref, remote.get, names, remote.url)]
-    found = everything(remote, filter)
-    if not found:
-        raise NotFound(f"{remote.url} has no entry that fits", hint="modulelens find --remote URL")
-    return found
+    except NotFound as error:
+        error.hint = hint(error.hint)
+        raise
 
 
 def everything(remote: Remote, filter: Filter) -> list[Version]:

@@ -30,6 +30,7 @@ from modulelens.store.query import matches, parse
 from modulelens.store.remote import registry_search as facts
 from modulelens.store.remote.registry_session import PAGE, Session, named, sdk, status_of
 from modulelens.store.remote.seam import OWN_FILES, Draft, Pack, Page, Progress, Version
+from modulelens.store.remote.spread import spread
 
 PROJECT = "modulelens"
 _NUMBER = re.compile(r"v?(\d{1,9})", re.ASCII)
@@ -266,9 +267,10 @@ class RegistryRemote:
 
     def fetch_packs(self, packs: Sequence[Pack], into: Path, *, progress: Progress) -> None:
         """See `seam.Remote`."""
-        for place in dict.fromkeys(pack.place for pack in packs):
-            names = [pack.name for pack in packs if pack.place == place]
-            self._session.download(place, names, into, progress)
+        places: dict[str, list[str]] = {}
+        for pack in packs:
+            places.setdefault(pack.place, []).append(pack.name)
+        spread(lambda one: self._session.download(*one, into, progress), places.items(), 4)
 
     def alias(self, version: Version, *, add: Sequence[str], remove: Sequence[str]) -> None:
         """See `seam.Remote`."""
