@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from tests.remote.conftest import Between
 from torch import Tensor, nn
 
 import modulelens as ml
 from modulelens.errors import Conflict, Corrupted, NotFound, Unavailable, UsageError
+from modulelens.store import LocalStore
+from modulelens.store.remote import Draft, Version, open_remote
 from modulelens.store.remote.cached import CachedStore
 from modulelens.store.remote.folder import FolderRemote
+from modulelens.store.remote.outbox import Outbox
+from modulelens.store.remote.push import Pusher
 
 
 class Wide(nn.Module):
@@ -306,16 +313,51 @@ def until(holds: Callable[[], object], timeout_s: float = 90.0) -> ml.Repo:
     return found
 
 
+def watching(url: str, repo: ml.Repo) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "modulelens", "push", url, "--watch", "--repo", str(repo.root)]
+    return subprocess.Popen(words, env=os.environ, stdout=subprocess.PIPE, text=True)
+
+
 def test_a_push_that_is_watching_sends_what_comes(url: str, tmp_path: Path) -> None:
     repo = ml.Repo(tmp_path / "repo")
     repo.add(traced("one"), verify=False)
-    words = [sys.executable, "-m", "modulelens", "push", url, "--watch", "--repo", str(repo.root)]
-    with subprocess.Popen(words, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
+    with watching(url, repo) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("3 entries sent")
             repo.add(traced("two", seed=1), verify=False)
             until(lambda: len(ml.Repo(url)) == 6 and ml.Repo(url))
         finally:
+            process.terminate()
+            process.wait(10)
+
+
+def test_a_push_that_is_watching_leaves_the_turn_to_another_one(url: str, tmp_path: Path) -> None:
+    entered, free = threading.Event(), threading.Event()
+
+    class Slow(Between):
+        def put(self, draft: Draft, **how: bool) -> Version:
+            entered.set()
+            free.wait(60)
+            return self.remote.put(draft, **how)
+
+    repo = ml.Repo(tmp_path / "repo")
+    repo.add(traced("one"), verify=False)
+    outbox = Outbox(repo.root / "outbox.sqlite")
+    outbox.ask(url, [repo["one/first"].metadata])
+    pusher = Pusher(LocalStore(repo.root), url, remote=Slow(open_remote(url)))
+    with ThreadPoolExecutor(1) as pool, watching(url, repo) as process:
+        try:
+            other = pool.submit(pusher.drain)
+            assert entered.wait(30)
+            until(lambda: outbox.waiting(url) == 3 and repo)  # it has asked, and been told to wait
+            time.sleep(0.5)
+            assert process.poll() is None
+            free.set()
+            assert other.result().sent == 3
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("0 entries sent")
+        finally:
+            free.set()
             process.terminate()
             process.wait(10)

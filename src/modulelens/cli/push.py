@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from modulelens.cli.command import REPO, Argument, Command, Option, Reply
 from modulelens.cli.progress import progress
 from modulelens.cli.repos import open_repo, with_repo
-from modulelens.errors import ModuleLensError, Unavailable, UsageError
+from modulelens.errors import Conflict, ModuleLensError, Unavailable, UsageError
 from modulelens.report.quantity import plural, size
 from modulelens.report.table import clean
 
@@ -151,11 +152,12 @@ def _watch(repo: Repo, remote: str, filter: dict[str, Any], path: str | None) ->
     seen: set[str] = set()
     while True:
         new = sorted({row.id for row in repo.rows(filter)} - seen)[:_AT_ONCE]
-        if new:
-            reply = _reply(remote, repo.push(remote, {"id": {"$in": new}}), path)
-            if not reply.data.waiting:
-                seen.update(new)
-            yield reply
+        done = None
+        with suppress(Conflict):  # another push is at work, and sends these, too: look later
+            done = repo.push(remote, {"id": {"$in": new}}) if new else None
+        if done:
+            seen.update(() if done.waiting else new)
+            yield _reply(remote, done, path)
         time.sleep(_LOOK_S)
 
 
