@@ -15,6 +15,7 @@ from tests.remote.conftest import (
     at_s3,
     contents,
     draft,
+    numbered,
     objects,
     pulled,
     push,
@@ -37,6 +38,7 @@ from modulelens.records import collection_id
 from modulelens.store import LocalStore
 from modulelens.store.remote import Remote, open_remote
 from modulelens.store.remote.folder import FolderRemote
+from modulelens.store.remote.objects import Objects
 from modulelens.store.remote.outbox import WAITING, Outbox
 from modulelens.store.remote.pull import everything, pull
 
@@ -462,3 +464,42 @@ def test_what_a_file_system_cannot_do_is_said(
     with pytest.raises(UsageError, match="this file system cannot write") as caught:
         open_remote(f"memory://{tmp_path.name}").put(draft(tmp_path))
     assert caught.value.hint
+
+
+def test_what_never_changes_is_read_once_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODULELENS_CACHE", str(tmp_path / "cache"))
+    read: list[str] = []
+    plain = Objects.read
+
+    def noted(self: Objects, name: str) -> bytes:
+        read.append(name)
+        return plain(self, name)
+
+    monkeypatch.setattr(Objects, "read", noted)
+    with at_s3(tmp_path) as place:
+        url = place.fresh()
+        remote = place.open(url)
+        for number in range(4):
+            remote.put(draft(tmp_path, f"layer{number}", number, tags=("a tag",), aliases=("al",)))
+        first = there(place.open(url))
+        remote.alias(first[0], add=["new"], remove=["al"])
+        remote.tag(first[0], add=["more"], remove=["a tag"])
+        read.clear()
+        assert numbered(there(place.open(url))) == numbered(first)
+        again = {v.row.fqn: v.row for v in there(place.open(url))}[first[0].row.fqn]
+        assert (again.aliases, again.tags) == (("new",), ("more",))
+        index = [name for name in read if name.startswith("index/") and "/aliases/" not in name]
+        assert len(index) == 1  # the tag that is new
+        # A file that is no cache costs time only; a remote made anew has nothing of the old one.
+        (cache,) = (tmp_path / "cache").rglob("seen-*.sqlite")
+        cache.write_bytes(b"no table")
+        assert len(there(place.open(url))) == 4
+        import fsspec
+
+        fsspec.filesystem("s3").rm(url.removeprefix("s3://"), recursive=True)
+        place.open(url).put(draft(tmp_path, "layer0", "other"))
+        assert [v.identity for v in there(place.open(url))] == [
+            draft(tmp_path, "layer0", "other").identity
+        ]

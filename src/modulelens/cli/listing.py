@@ -47,8 +47,9 @@ def list_entries(filter: Mapping[str, Any], *, repo: str | None, limit: int, off
     if limit < 1 or offset < 0:
         raise UsageError(f"--limit {limit} --offset {offset}: at least 1 and 0")
     opened = open_repo(repo)
-    total = opened.count(filter)
     rows = opened.rows(filter, limit=limit, offset=offset)
+    is_last = len(rows) < limit and (rows or not offset)
+    total = offset + len(rows) if is_last else opened.count(filter)  # a remote would search again
     last = offset + len(rows)
     data = Listing(
         total=total,

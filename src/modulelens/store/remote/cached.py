@@ -6,7 +6,6 @@ other processes open it as any other. A version never changes, so what is there 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections import Counter
@@ -26,17 +25,10 @@ from modulelens.store.remote import open_remote
 from modulelens.store.remote.examine import examine
 from modulelens.store.remote.pull import Fetched, chosen, everything, fetch, fetch_blobs
 from modulelens.store.remote.seam import Remote, Version
+from modulelens.store.remote.seen import cache_folder
 from modulelens.store.upkeep import FsckReport, GcReport
 
 MOST_BYTES = 20_000_000_000
-
-
-def cache_folder(url: str) -> Path:
-    """Where what comes from a remote is kept: below `$MODULELENS_CACHE`, else the user's cache."""
-    place = os.environ.get("MODULELENS_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()[:16]
-    return Path(place or f"{home}/modulelens").expanduser() / name
 
 
 class CachedStore(LocalStore):

@@ -1,6 +1,6 @@
 """A remote that is a folder, mounted or of an object store. No server: whoever writes keeps order.
 
-format.json                                   schema version
+format.json                                   schema version, and an id
 index/<collection>/<number>.json              identity and searchable facts; made, never replaced
 index/<collection>/<number>.deleted           says that this version is no more
 index/<collection>/tags/<identity>/<digest>   a tag
@@ -16,6 +16,7 @@ writer left is found by the next one.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ from modulelens.store.remote.seam import (
     Progress,
     Version,
 )
+from modulelens.store.remote.seen import Seen, cache_folder
 from modulelens.store.remote.spread import spread
 
 FORMAT = 1
@@ -69,8 +71,11 @@ class _Name(msgspec.Struct):
     version: int = 0
 
 
-class _Format(msgspec.Struct):
+class _Format(msgspec.Struct, omit_defaults=True):
+    """`id` is another one for each remote that is made, also at the address of an older one."""
+
     schema: int
+    id: str = ""
 
 
 T = TypeVar("T", _Made, _Name)
@@ -93,6 +98,9 @@ class FolderRemote:
         self._made: dict[str, _Made | None] = {}
         self._names: dict[str, _Name] = {}
         self._checked = self._swept = self._tried = False
+        self._format = _Format(FORMAT, os.urandom(16).hex())
+        self._seen: Seen | None = None
+        self._kept: dict[str, bytes] = {}
 
     # ---- putting
 
@@ -138,7 +146,7 @@ class FolderRemote:
         tried, self._tried = self._tried, True
         if tried or not self.capabilities:
             return
-        if self._objects.make("format.json", to_json(_Format(FORMAT))):
+        if self._objects.make("format.json", to_json(self._format)):
             self.capabilities = frozenset()
             warnings.warn(
                 f"{self.url} replaces what it should only make: of two who push a module in the "
@@ -236,7 +244,8 @@ class FolderRemote:
     ) -> list[tuple[tuple[str, ...], _Name]]:
         """Tags or aliases, each with the parts of its name; `keep`: they never change."""
         parts = {name: part.groups() for name in names if (part := kind.fullmatch(name))}
-        found = self._read([name for name in parts if name not in self._names], _Name)
+        new = [name for name in parts if name not in self._names]
+        found = self._read(new, _Name, keep=keep)
         if keep:
             self._names |= {name: one for name, one in found.items() if one}
         found = {name: self._names.get(name) or found.get(name) for name in parts}
@@ -246,7 +255,7 @@ class FolderRemote:
         """Collection and number of versions, in order; None: deleted, or it cannot be read."""
         parts = {name: part.groups() for name in names if (part := _MADE.fullmatch(name))}
         new = [n for n, (*_, kind) in parts.items() if kind == "json" and n not in self._made]
-        self._made |= self._read(new, _Made)
+        self._made |= self._read(new, _Made, keep=True)
         found: dict[tuple[str, int], _Made | None] = {}
         for name, (home, number, kind) in parts.items():
             if kind == "deleted":
@@ -255,10 +264,15 @@ class FolderRemote:
                 found.setdefault((home, int(number)), self._made[name])
         return dict(sorted(found.items()))
 
-    def _read(self, names: list[str], kind: type[T]) -> dict[str, T | None]:
-        """What objects hold, None where that is no such thing: one never hides the others."""
+    def _read(self, names: list[str], kind: type[T], *, keep: bool = False) -> dict[str, T | None]:
+        """What objects hold, None where that is no such thing: one never hides the others.
+
+        With `keep` they never change, and are read once on this machine.
+        """
         found: dict[str, T | None] = {}
-        for name, data in self._objects.read_all(names).items():
+        kept = {name: self._kept[name] for name in names if keep and name in self._kept}
+        came = self._objects.read_all([name for name in names if name not in kept])
+        for name, data in (kept | came).items():
             one: T | None = None
             with suppress(Corrupted):
                 one = from_json(data, kind, what=name)
@@ -266,6 +280,8 @@ class FolderRemote:
                 warnings.warn(f"{self.url}/{name} is left out: it is damaged", stacklevel=2)
                 one = None
             found[name] = one
+        if keep and self._seen:
+            self._seen.keep({name: data for name, data in came.items() if found[name]})
         return found
 
     # ---- fetching
@@ -333,15 +349,19 @@ class FolderRemote:
         try:
             data = self._objects.read("format.json")
         except NotFound:
-            if write:
-                self._objects.make("format.json", to_json(_Format(FORMAT)))
-            return write
-        schema = from_json(data, _Format, what=f"{self.url}/format.json").schema
-        if schema > FORMAT:
+            if not write:
+                return False
+            self._objects.make("format.json", to_json(self._format))
+            data = self._objects.read("format.json")  # another writer may have been faster
+        self._format = from_json(data, _Format, what=f"{self.url}/format.json")
+        if (schema := self._format.schema) > FORMAT:
             raise SchemaTooNew(
                 f"{self.url} has format {schema}, this ModuleLens reads up to {FORMAT}",
                 hint="pip install --upgrade modulelens",
             )
+        if self._objects.far and re.fullmatch("[0-9a-f]{32}", self._format.id):
+            self._seen = Seen(cache_folder(self.url) / f"seen-{self._format.id}.sqlite")
+            self._kept = self._seen.read()
         return True
 
 

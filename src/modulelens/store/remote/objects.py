@@ -68,6 +68,7 @@ class Objects:
         self._pid = os.getpid()
         self._root = str(root).rstrip("/")
         self._local = Path(self._root) if scheme in ("file", "local") else None
+        self.far = scheme not in ("file", "local", "memory")
         self.exclusive = scheme in ("file", "local", "memory", "s3", "s3a", "gs", "gcs")
 
     @property

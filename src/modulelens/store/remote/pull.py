@@ -28,7 +28,7 @@ from modulelens.store.resolve import resolve_at
 
 #: What is said of a place that may be mistyped.
 EMPTY = "nothing was pushed so far to"
-_PAGE = 500
+_PAGE = 100_000
 #: Most bytes of packs that are fetched before they are put in.
 _BATCH_BYTES = 1 << 30
 #: Records that are fetched before their entries are put in.
