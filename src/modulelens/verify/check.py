@@ -48,8 +48,8 @@ def check(subject: Subject, *, call: int | None = None, backward: bool = False) 
     more: tuple[list[LeafCheck], list[str]] = ([], [])
     if backward and judge.by_capture(whole=call is None) and all(c.leaves for c in checks):
         more = judge.captured_gradients()
-    elif worst.status.passed:
-        more = judge.on_other_values(worst.call)
+    elif worst.status.passed and not (subject.own or subject.original.drifted):
+        more = varied(subject, worst.call)  # on values that were not captured
     with untouched:
         return _joined(worst, *more, backward=backward)
 
@@ -135,12 +135,6 @@ class _Judge:
         if self.by_capture(whole=True):
             return leaves
         return leaves + gradient_leaves(self._subject.original, run, number, trial, self._same)
-
-    def on_other_values(self, number: int) -> tuple[list[LeafCheck], list[str]]:
-        """A candidate's leaves that differ on values that were not captured, and what to say."""
-        if self._subject.original.drifted or self._subject.own:
-            return [], []
-        return varied(self._subject, number)
 
     def _anchor(self, number: int) -> Any:
         """What the original gives in float64 on the same inputs; None where that is not possible.

@@ -56,7 +56,9 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
         try:
             ready = replay.ready(call, strategy)
         except ModuleLensError as error:
-            return _no(strategy, _reason_of(error), error.message)
+            why = {"outputs": (_reason_of(error), error.message)}
+            no = GradeLevel.NO
+            return Grade(level=no, strategy=strategy, outputs=no, reasons=why)
         trial = attempt(ready.run, replay, call, backward=bool(replay.call(call).grad_output))
         if not trial.failure:
             gradients.add(call, ready.run, trial)
@@ -87,11 +89,6 @@ def _grade_with(replay: Replay, strategy: Strategy) -> Grade:
         max_abs=worst or None,
         calls=len(replay.metadata.calls),
     )
-
-
-def _no(strategy: str, reason: str, text: str) -> Grade:
-    level = GradeLevel.NO
-    return Grade(level=level, strategy=strategy, outputs=level, reasons={"outputs": (reason, text)})
 
 
 def _reason_of(error: ModuleLensError) -> str:

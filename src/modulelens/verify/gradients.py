@@ -22,6 +22,7 @@ class Gradients:
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
+        self._metadata = replay.metadata
         self._sums: dict[str, Tensor] = {}
         self._silent = False
         self._inputs: list[bool] = []
@@ -74,8 +75,8 @@ class Gradients:
         found = self._compared(own, None, same_code=same_code)
         if verdict(found).status.passed:
             return found, None
-        loose = self._compared(own, _summed_in(self._replay.metadata), same_code=False)
-        grade = self._replay.metadata.grade
+        loose = self._compared(own, _summed_in(self._metadata), same_code=False)
+        grade = self._metadata.grade
         known = grade.reasons.get("param_grads") if grade else None
         if verdict(loose).status.passed or known is None or known[0] not in _FROM_ELSEWHERE:
             return (loose if verdict(loose).status.passed else found), None
@@ -83,10 +84,22 @@ class Gradients:
 
     def _parameters(self) -> tuple[GradeLevel | None, tuple[str, str] | None]:
         own, why = self._comparable()
-        return self._judge(self._replay.metadata, own) if own else (None, why)
+        if not own:
+            return None, why
+        found = verdict(self._compared(own, None, same_code=True))
+        if found.status is Status.EXACT:
+            return GradeLevel.EXACT, None
+        loose = self._compared(own, _summed_in(self._metadata), same_code=False)
+        if verdict(loose).status.passed:
+            return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
+        if self._silent and not own.keys() <= self._sums.keys():
+            text = f"{found.reason}; an output got no gradient, as when its caller writes to it"
+            return GradeLevel.NO, (Reason.OUTPUT_MODIFIED_BY_CALLER.value, text)
+        text = f"{found.reason}; gradient reaches it other than through its outputs"
+        return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
 
     def _comparable(self) -> tuple[dict[str, Tensor], tuple[str, str] | None]:
-        metadata = self._replay.metadata
+        metadata = self._metadata
         if not metadata.param_grads:
             return {}, None
         if not all(map(all_kept, metadata.param_grads.values())):
@@ -94,7 +107,7 @@ class Gradients:
         if metadata.dropped_calls:
             text = f"{metadata.dropped_calls} calls were not kept; the sum is not complete"
             return {}, (Reason.NOT_KEPT.value, text)
-        own = self._own(metadata)
+        own = self._own()
         if not own:
             text = "its parameters are used outside it as well"
             return {}, (Reason.SHARED_PARAMETER.value, text)
@@ -104,8 +117,9 @@ class Gradients:
             return {}, (Reason.NOT_KEPT.value, text)
         return own, None
 
-    def _own(self, metadata: Metadata) -> dict[str, Tensor]:
+    def _own(self) -> dict[str, Tensor]:
         """Captured gradients of the parameters that nothing outside the module uses."""
+        metadata = self._metadata
         prefix = f"{metadata.fqn}." if metadata.fqn else ""
         ties = metadata.ties
         shared = {n for n, others in ties.items() if any(not o.startswith(prefix) for o in others)}
@@ -114,21 +128,6 @@ class Gradients:
             for name, structure in metadata.param_grads.items()
             if name not in shared and not any(name in ties.get(n, ()) for n in shared)
         }
-
-    def _judge(
-        self, metadata: Metadata, own: dict[str, Tensor]
-    ) -> tuple[GradeLevel, tuple[str, str] | None]:
-        found = verdict(self._compared(own, None, same_code=True))
-        if found.status is Status.EXACT:
-            return GradeLevel.EXACT, None
-        loose = self._compared(own, _summed_in(metadata), same_code=False)
-        if verdict(loose).status.passed:
-            return GradeLevel.CLOSE, (Reason.MISMATCH.value, f"{found.reason}; the order of a sum")
-        if self._silent and not own.keys() <= self._sums.keys():
-            text = f"{found.reason}; an output got no gradient, as when its caller writes to it"
-            return GradeLevel.NO, (Reason.OUTPUT_MODIFIED_BY_CALLER.value, text)
-        text = f"{found.reason}; gradient reaches it other than through its outputs"
-        return GradeLevel.NO, (Reason.GRADIENT_SIDE_CHANNEL.value, text)
 
     def _compared(
         self, own: dict[str, Tensor], dtype: torch.dtype | None, *, same_code: bool
