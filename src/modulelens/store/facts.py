@@ -71,6 +71,8 @@ def _kind(annotation: str) -> Kind:
     return Kind.TEXT if annotation.startswith("str") else Kind.NUMBER
 
 
+#: Fields that a row and a record have in common, as they are.
+_SAME = ("id", "name", "model", "fqn", "cls", "version", "tags")
 #: Every field of `Row`.
 FIELDS: dict[str, Kind] = {name: _kind(Row.__annotations__[name]) for name in Row.__struct_fields__}
 
@@ -98,14 +100,8 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
     dtypes = [_unique(spec.dtype for spec in specs) for specs in (inputs, outputs)]
     shapes = [_unique(_shape(spec) for spec in specs) for specs in (inputs, outputs)]
     environment, source, grade = metadata.environment, metadata.source, metadata.grade
-    latency_s, flops, memory_bytes = _measured(metadata)
     return Row(
-        id=metadata.id,
-        name=metadata.name,
-        model=metadata.model,
-        fqn=metadata.fqn,
-        cls=metadata.cls,
-        version=metadata.version,
+        **{field: getattr(metadata, field) for field in _SAME},
         date=metadata.created or None,
         file=(source.file if source else "") or None,
         params=_number(metadata.params),
@@ -122,15 +118,12 @@ def row_of(metadata: Metadata, aliases: Sequence[str] = ()) -> Row:
         world=_number(environment.world_size),
         git_commit=environment.git_commit or (source.git_commit if source else "") or None,
         torch=environment.torch or None,
-        tags=metadata.tags,
         aliases=tuple(sorted(aliases)),
         grade=grade.level.value if grade else None,
         strategy=(grade.strategy if grade else "") or None,
         reason=(grade.reason if grade else "") or None,
         calls=len(metadata.calls),
-        latency_s=latency_s,
-        flops=flops,
-        memory_bytes=memory_bytes,
+        **_measured(metadata),
         tables=tuple(f"{name} {n}/{total}" for name, (n, total) in metadata.table_rows.items()),
     )
 
@@ -139,14 +132,14 @@ def _number(value: int) -> int:
     return max(-_INT64, min(value, _INT64))  # what the index can hold
 
 
-def _measured(metadata: Metadata) -> tuple[float | None, int | None, int | None]:
+def _measured(metadata: Metadata) -> dict[str, Any]:
     measurement, profile = metadata.measurement, metadata.profile
-    latency_s = measurement.median_s if measurement else None
+    found = {"latency_s": measurement.median_s} if measurement else {}
     if profile is None:
-        return latency_s, None, None
+        return found
     memory = profile.saved_bytes if profile.peak_bytes is None else profile.peak_bytes
-    latency_s = profile.forward_s if latency_s is None else latency_s
-    return latency_s, _number(profile.flops_forward), _number(memory)
+    counts = {"flops": _number(profile.flops_forward), "memory_bytes": _number(memory)}
+    return {"latency_s": profile.forward_s} | found | counts
 
 
 def _specs(structures: Iterable[Structure]) -> list[TensorSpec]:
