@@ -63,13 +63,9 @@ def select(
     asked = [patterns] if isinstance(patterns, str) else _texts("modules", patterns)
     if not asked:
         raise UsageError("modules=[]: nothing to trace", hint='modules="*" traces all')
-    found: set[int] = set()
+    named, found = list(zip(names, modules, strict=True)), set[int]()
     for pattern in asked:
-        hits = {
-            i
-            for i, (name, module) in enumerate(zip(names, modules, strict=True))
-            if matches(name, module, [pattern])
-        }
+        hits = {i for i, each in enumerate(named) if matches(*each, [pattern])}
         if not hits:
             known = [*names, *{own_class(type(m)).__name__ for m in modules}]
             raise NotFound(

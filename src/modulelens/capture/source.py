@@ -36,9 +36,8 @@ def source_of(cls: type) -> SourceRef:
 
 def source_digest(text: str) -> str:
     """Digest of a class's text, without its indentation."""
-    return (
-        blake3.blake3(textwrap.dedent(text).encode("utf-8", "replace")).hexdigest() if text else ""
-    )
+    plain = textwrap.dedent(text).encode("utf-8", "replace")
+    return blake3.blake3(plain).hexdigest() if text else ""
 
 
 def _file(cls: type) -> str:

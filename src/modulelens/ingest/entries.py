@@ -147,6 +147,8 @@ class Ingest:
         gradients = {name: self._gradient(parts) for name, parts in capture.param_grads.items()}
         nodes = trace.nodes
         classes = {own_class(type(nodes.modules[n])) for n in nodes.reach(capture.number)}
+        written = [c for c in classes if not c.__module__.startswith("torch.")]
+        sources = map(source_of, written)
         cls = own_class(type(capture.module))
         packages = self._packages(classes, calls)
         metadata = Metadata(
@@ -165,8 +167,8 @@ class Ingest:
             own_bytes=sum(stored.sizes[digest] for digest in stored.used),
             init=self._nodes.init(capture.number),
             source=source_of(cls),
-            sources=_sources(classes),
-            beside=_beside(classes),
+            sources={s.path: s.digest for s in sources if s.digest},
+            beside={k: v for c in written for k, v in sorted(reached(c).items())},
             environment=trace.environment or Environment(),
             calls=calls,
             dropped_calls=capture.dropped_calls,
@@ -189,7 +191,6 @@ class Ingest:
         return tuple(found)
 
     def _call(self, index: int, call: SeenCall) -> Call:
-        changed = call.args_after is not None
         buffers, attributes, unclear = self._state_after(call)
         return Call(
             index=index,
@@ -200,7 +201,7 @@ class Ingest:
             output=self._final(call.output),
             args_after=self._final(call.args_after),
             kwargs_after=self._final(call.kwargs_after),
-            mutated=_changed_paths(call) if changed else (),
+            mutated=_changed_paths(call),
             buffers_after=buffers,
             attributes_after=attributes,
             grad_output={k: self._gradient(v) for k, v in call.grad_output.items()},
@@ -299,16 +300,6 @@ class Ingest:
         }
 
 
-def _sources(classes: set[type]) -> dict[str, str]:
-    sources = [source_of(c) for c in classes if not c.__module__.startswith("torch.")]
-    return {s.path: s.digest for s in sources if s.digest}
-
-
-def _beside(classes: set[type]) -> dict[str, str]:
-    found = [reached(c) for c in classes if not c.__module__.startswith("torch.")]
-    return {name: digest for each in found for name, digest in sorted(each.items())}
-
-
 def _count(nodes: Nodes, number: int) -> int:
     found: dict[object, int] = {}
     for module in (nodes.modules[below] for below in nodes.subtree(number)):
@@ -337,6 +328,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _changed_paths(call: SeenCall) -> tuple[str, ...]:
+    if call.args_after is None:
+        return ()
+
     def named(args: Any, kwargs: Any) -> dict[str, Any]:
         by_place = {f"args[{i}]": value for i, value in enumerate(args["$tuple"])}
         return by_place | {f"kwargs[{k!r}]": value for k, value in kwargs.items()}

@@ -103,16 +103,15 @@ def decode_special(kind: str, body: dict[str, Any], decode: Code, importer: Impo
     parts = {n: decode(part) for n, part in body.items() if n not in ("requires_grad", "parameter")}
     if kind in _PARTS:
         tensor = _PARTS[kind](**parts)
-        if body.get("parameter"):
-            # In place: other references to this object stay the same parameter (tied weights).
-            tensor.__class__ = torch.nn.Parameter
-        return tensor.requires_grad_() if body.get("requires_grad") else tensor
-    if kind in _SUBCLASSES:
+    elif kind in _SUBCLASSES:
         tensor = _SUBCLASSES[kind](importer.get_class(parts.pop("cls"), Tensor), **parts)
     else:
         tensor = _LAYOUTS[kind][2](**parts)
     if body.get("parameter"):
-        return torch.nn.Parameter(tensor, requires_grad=bool(body["requires_grad"]))
+        if kind not in _PARTS:
+            return torch.nn.Parameter(tensor, requires_grad=bool(body["requires_grad"]))
+        # In place: other references to this object stay the same parameter (tied weights).
+        tensor.__class__ = torch.nn.Parameter
     return tensor.requires_grad_() if body.get("requires_grad") else tensor
 
 
