@@ -2,7 +2,8 @@
 
 A capture of the 39 M-parameter model is pushed by the process in the background while the same
 model goes on training; steps before the push and beside it, in turns, within one run. What the
-worker used is what the system says of it when it has ended.
+worker used is what the system says of it when it has ended. The stand-in server of W&B, which would
+be elsewhere, runs at the lowest priority here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from table import Row, report
 
 import modulelens as ml
 from modulelens.store.remote.background import start
-from remote import folder, wandb
+from remote import ServedMeter, folder, wandb
 
 BEFORE = 12
 
@@ -36,6 +37,8 @@ def beside(kind: str, serve, rounds: int) -> list[Row]:
     ratios, worker_s, lives, written = [], [], [], []
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as name, serve(Path(name), 0.0) as meter:
+            if isinstance(meter, ServedMeter):
+                os.setpriority(os.PRIO_PROCESS, meter.server.process.pid, 19)
             repo = ml.Repo(Path(name) / "repo")
             with ml.trace(trained.model, name=f"model{number}") as trace:
                 trained.step()
