@@ -81,7 +81,8 @@ def wandb(place: Path, latency_s: float) -> Iterator[Meter]:
     from tests.wandb_server import serving
 
     with serving(place, latency_s=latency_s) as server:
-        yield ServedMeter(f"wandb://{server.entity}/modulelens", server)
+        # A registry of its own: what a repo has sent to another one is looked for there.
+        yield ServedMeter(f"wandb://{server.entity}/after-{latency_s * 1000:.0f}-ms", server)
 
 
 def own_bytes(entry: ml.Entry) -> int:
