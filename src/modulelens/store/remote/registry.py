@@ -219,7 +219,8 @@ class RegistryRemote:
         for artifact in page.objects:
             try:
                 if artifact.type == "module":
-                    versions.append(_version(artifact))
+                    versions.append(version := _version(artifact))
+                    self._session.found[version.place] = artifact
             except Corrupted as error:  # one bad entry never hides the others
                 warnings.warn(f"left out of the search: {error.message}", stacklevel=4)
         return versions, (page.cursor or "") if page.more else ""
@@ -292,6 +293,7 @@ class RegistryRemote:
 
     def delete(self, version: Version, *, force: bool = False) -> None:
         """See `seam.Remote`. The artifact goes, too, where no other registry links to it."""
+        self._session.found.pop(version.place, None)
         with sdk(f"deleting {version.place}"):
             linked = self._session.artifact(version.place)
             held = _version(linked).row.aliases

@@ -129,6 +129,7 @@ class Session:
             ) from error
         self._wandb = wandb
         self._runs: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}  # artifacts by place, as a search gave them
         with _LOCK, _own_service():
             settings = wandb.setup().settings
             with named(f"connecting to {settings.base_url}"):
@@ -229,7 +230,7 @@ class Session:
         spread(lambda name: done(self._bring(place, files[name], into / name)), names)
 
     def _files(self, place: str, names: Sequence[str]) -> dict[str, Any]:
-        artifact = self.artifact(place)
+        artifact = self.found.get(place) or self.artifact(place)
         with named(place):
             return {file.name: file for file in artifact.files(names=list(names), per_page=1000)}
 
