@@ -53,7 +53,9 @@ class Team(RuleBasedStateMachine):
                 memory.rm_file(path)
 
     def entries(self, who: int) -> list[str]:
-        return sorted((r.id for r in records(self.repos[who])), key=lambda i: int(i.split("/")[1]))
+        """In the order in which they are sent: captures as they were made, then by number."""
+        ordered = sorted(records(self.repos[who]), key=lambda r: (r.created, r.version))
+        return [record.id for record in ordered]
 
     @rule(who=REPOS, alias=st.none() | ALIASES)
     def capture(self, who: int, alias: str | None) -> None:
@@ -76,9 +78,8 @@ class Team(RuleBasedStateMachine):
     def measure(self, who: int, data: st.DataObject) -> None:
         if entries := self.entries(who):
             entry = data.draw(st.sampled_from(entries))
-            self.repos[who].update(
-                entry, lambda m: msgspec.structs.replace(m, params=m.params + 1 + who)
-            )
+            number = next(NUMBERS)
+            self.repos[who].update(entry, lambda m: msgspec.structs.replace(m, params=number))
 
     @rule(data=st.data(), alias=ALIASES)
     def name_there(self, data: st.DataObject, alias: str) -> None:
