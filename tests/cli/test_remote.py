@@ -55,7 +55,12 @@ def test_a_team_shares_what_one_of_them_pushed(
 def test_status_says_by_name_what_waits_and_why(repo: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     url = f"file://{tmp_path}/file/team"
-    assert modulelens("push", url, "--tries", "1", "--repo", repo).code == 7
+    waits = modulelens("push", url, "--tries", "1", "--repo", repo)
+    assert waits.code == 7
+    assert "NotADirectory" in waits.out
+    assert f"later: modulelens push {url} --queued --repo {repo}" in waits.out
+    nothing = modulelens("push", f"file://{tmp_path}/other", "cls=X", "--repo", repo)
+    assert "no entry of the repo fits" in nothing.err
     said = modulelens("push", url + "/", "--status", "--repo", repo)
     assert f"waiting: net/0@v1 to {url}: " in said.out
     assert "NotADirectory" in said.out

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.remote.conftest import Between
+from tests.remote.conftest import Between, at_s3
 from torch import Tensor, nn
 
 import modulelens as ml
@@ -154,6 +154,25 @@ def test_what_upkeep_means_for_a_url(repo: ml.Repo, url: str, tmp_path: Path) ->
     assert set(bad) == {first.id, pack.name}
     assert {problem.code for problem in bad.values()} == {"CORRUPTED"}
     assert bad[pack.name].entries
+
+
+def test_a_bucket_is_a_repo(repo: ml.Repo, tmp_path: Path, cache: Path) -> None:
+    with at_s3(tmp_path) as place:
+        url = place.fresh()
+        assert repo.push(url).sent == 3
+        there = ml.Repo(url)
+        entry = there["wide/first@best"]
+        assert entry.check()
+        there.tag(entry, "seen")
+        there.alias(entry, "base")
+        for again in (ml.Repo(url), ml.Repo(url)):
+            assert again.count({"tags": "seen"}) == 1
+            assert again["wide/first@base"].check()
+        assert there.fsck().ok
+        there.remove("wide/second", force=True)
+        assert len(ml.Repo(url)) == 2
+        assert repo.push(url).removed == 1
+    assert len(list(cache.glob("seen-*.sqlite"))) == 1
 
 
 def test_a_place_to_which_nothing_was_pushed_is_said_to_be_one(tmp_path: Path) -> None:

@@ -121,14 +121,19 @@ def _reply(remote: str, done: Any, repo: str | None) -> Reply:
         text += f", {done.removed} removed there since and not sent again (--again sends them)"
     lines = [f"failed: {clean(line)}" for line in done.failed[:_MOST_LINES]]
     failure: ModuleLensError | None = None
+    warnings: list[str] = []
     if done.waiting:
         hint = with_repo(f"push {remote} --queued", repo)
         text_left = f"{remote} did not take {plural(done.waiting, 'entry')}: they wait in the repo"
-        failure = Unavailable(text_left, hint=f"later: {hint}")
+        failure = Unavailable(f"{text_left}: {done.why}", hint=f"later: {hint}")
+        lines += [f"waiting: {clean(done.why)}", f"later: {hint}"]
     elif done.failed:
         failure = UsageError(f"{plural(len(done.failed), 'entry')} cannot go there")
+    elif not (done.sent or done.known or done.removed):
+        warnings.append("no entry of the repo fits: nothing was to be sent")
     next_words = [f"modulelens find --remote {remote}"] if done.sent + done.known else []
-    return Reply(report, "\n".join([text, *lines]), next=next_words, failure=failure)
+    text = "\n".join([text, *lines])
+    return Reply(report, text, next=next_words, warnings=warnings, failure=failure)
 
 
 def _queued(repo: Repo, remote: str, path: str | None, *, verify: bool, tries: int) -> Reply:

@@ -360,7 +360,7 @@ class FolderRemote:
                 hint="pip install --upgrade modulelens",
             )
         if self._objects.far and re.fullmatch("[0-9a-f]{32}", self._format.id):
-            self._seen = Seen(cache_folder(self.url) / f"seen-{self._format.id}.sqlite")
+            self._seen = Seen(cache_folder(self.url).with_name(f"seen-{self._format.id}.sqlite"))
             self._kept = self._seen.read()
         return True
 

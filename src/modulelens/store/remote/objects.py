@@ -145,7 +145,7 @@ class Objects:
 
     def names(self, folder: str) -> list[str]:
         """The names of all objects in a folder, and in those in it, in their order as text."""
-        with self._told(f"list {folder}"):
+        with self._told(f"list {folder}", hint="make the bucket, or check the address"):
             path, cut = self._path(folder), len(self._root) + 1
             found = self._fs.find(path) if self._local is None else _files(path)
             return sorted(str(path)[cut:] for path in found)
@@ -198,12 +198,12 @@ class Objects:
                 draft.unlink(missing_ok=True)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _told(self, what: str, hint: str = _CHECK) -> Iterator[None]:
         try:
             with self._turn:
                 yield
         except FileNotFoundError as error:
-            raise NotFound(f"{self.url}: cannot {what}: it is not there", hint=_CHECK) from error
+            raise NotFound(f"{self.url}: cannot {what}: it is not there", hint=hint) from error
         except PermissionError as error:
             raise PermissionDenied(
                 f"{self.url}: no right to {what}: {error}", hint=_ROLE

@@ -49,13 +49,14 @@ class Pushed(msgspec.Struct, kw_only=True):
     """What a push did: entries that are new at the remote, that were there, that wait or failed.
 
     `removed` were sent or pulled before, and have been removed at the remote since: they are not
-    sent again.
+    sent again. `why` is what the remote said where entries wait.
     """
 
     sent: int = 0
     known: int = 0
     removed: int = 0
     waiting: int = 0
+    why: str = ""
     failed: tuple[str, ...] = ()
     bytes: int = 0
 
@@ -146,7 +147,9 @@ class Pusher:
             # Who asked in the last moment found us at work, and left it to us.
             going = going and self.outbox.waiting(self._url) > 0
             wait_s = max(wait_s, _TURN_S)
-        self.done.waiting = self.outbox.waiting(self._url)
+        if not (waiting := self.outbox.waiting(self._url)):
+            self.done.why = ""
+        self.done.waiting = waiting
         return self.done
 
     @contextmanager
@@ -340,6 +343,7 @@ class Pusher:
         rest = [parcel for parcel in parcels if parcel.entry in waiting]
         tries = 1 + max((parcel.tries for parcel in rest), default=0)
         pause = error.after_s or min(_FIRST_S * 2 ** (tries - 1), _MOST_S) * random.uniform(0.5, 1)
+        self.done.why = error.message
         for parcel in rest:
             self.outbox.later(parcel, error.message, pause)
         return tries < self._tries
