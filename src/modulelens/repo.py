@@ -128,12 +128,13 @@ class Repo(Shared):
         """A new version: the whole module, of the parts that the ranks of its job stored.
 
         Raises:
-            UsageError: It does not lie in parts.
+            UsageError: It does not lie in parts, or the repo is a remote.
             NotFound: The entry of a rank is missing.
             NotRebuildable: Parts lie in a way that cannot be put together.
         """
         from modulelens.merge import merge, siblings
 
+        self._check_keeps("entries", "pull the parts into a repo of your own, merge there")
         found = self._as_entry(entry)
         if not (ranks := found._replay().parts):
             raise UsageError(f"{found.name}@v{found.version} is whole: there is nothing to merge")
@@ -154,11 +155,7 @@ class Repo(Shared):
         Raises:
             UsageError: Nothing can be stored here, as in a remote.
         """
-        if not self._store.writable:
-            raise UsageError(
-                f"{self!r} keeps no new grades",
-                hint="entry.check() judges without; or pull into a repo of your own",
-            )
+        self._check_keeps("grades", "entry.check() judges without; or pull into a repo of your own")
         from modulelens.grading import grade_all
 
         grade_all(entries, progress)
@@ -286,6 +283,10 @@ class Repo(Shared):
             UsageError: The repo is a remote.
         """
         return self._store.reindex()
+
+    def _check_keeps(self, what: str, hint: str) -> None:
+        if not self._store.writable:
+            raise UsageError(f"{self!r} keeps no new {what}", hint=hint)
 
     def _as_entry(self, entry: Entry | str) -> Entry:
         return entry if isinstance(entry, Entry) else self[entry]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modulelens.entry import Entry
+from modulelens.errors import UsageError
 from modulelens.store import LocalStore
 
 if TYPE_CHECKING:
@@ -49,12 +51,16 @@ class Shared:
 
         Raises:
             PermissionDenied: The remote does not let you. It is not tried again.
+            UsageError: It is no URL of a remote, or RANK is no number.
             Conflict: Another process is pushing this repo to this remote: it sends these, too.
         """
         from modulelens.environment import rank_and_world
         from modulelens.store.remote.background import start
         from modulelens.store.remote.push import Pushed, send
 
+        rank = os.environ.get("RANK") or "0"
+        if not rank.removeprefix("-").isdecimal():
+            raise UsageError(f"RANK={rank!r} is no number: only rank 0 pushes", hint="unset RANK")
         if rank_and_world()[0]:
             return Pushed()
         records = [entry.metadata for entry in self.find(filter)]

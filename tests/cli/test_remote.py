@@ -107,9 +107,10 @@ def test_an_address_that_may_be_mistyped_is_doubted(repo: str, tmp_path: Path) -
     url = f"file://{tmp_path}/taem"
     for words in (["find", "cls=Linear", "--remote", url], ["ls", "--repo", url]):
         said = modulelens(*words)
-        assert (said.code, said.err.count(f"nothing was pushed so far to {url}")) == (0, 1)
+        assert (said.code, said.err.count(f"there are no entries at {url}")) == (0, 1)
+    assert "there are no entries at" in modulelens("ls", MODULELENS_REPO=url).err
     modulelens("push", url, "--repo", repo)
-    assert "so far" not in modulelens("find", "cls=None", "--remote", url).err
+    assert "no entries at" not in modulelens("find", "cls=None", "--remote", url).err
     assert "3 entries" in modulelens("fsck", "--repo", url).out
 
 

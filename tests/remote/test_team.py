@@ -140,7 +140,8 @@ def test_what_upkeep_means_for_a_url(repo: ml.Repo, url: str, tmp_path: Path) ->
     assert (report.ok, report.entries, report.blobs) == (True, 3, len(blobs))
     assert sum(came) == sum(blobs.values())
     assert not list(there.root.glob("blobs/*/*"))  # nothing is kept
-    for refused in (there.gc, there.reindex, lambda: there.verify(there.find())):
+    refusing = [there.gc, there.reindex, lambda: there.verify(there.find())]
+    for refused in [*refusing, lambda: there.merge("wide/first")]:
         with pytest.raises(UsageError) as caught:
             refused()
         assert caught.value.hint
@@ -180,10 +181,10 @@ def test_a_place_to_which_nothing_was_pushed_is_said_to_be_one(tmp_path: Path) -
     assert there.find() == []
     with pytest.raises(NotFound) as caught:
         there["wide/first"]
-    assert "nothing was pushed so far" in caught.value.hint
+    assert "there are no entries at" in caught.value.hint
     with pytest.raises(NotFound) as caught:
         ml.Repo(tmp_path / "repo").pull(there._store.remote.url, None, {"cls": "Linear"})
-    assert "nothing was pushed so far" in caught.value.hint
+    assert "there are no entries at" in caught.value.hint
 
 
 def test_what_is_pulled_side_by_side_is_in_order_and_whole(
@@ -321,6 +322,9 @@ def test_only_rank_0_pushes(repo: ml.Repo, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert repo.push(f"file://{tmp_path}/unseen").sent == 0
     assert not (tmp_path / "unseen").exists()
+    monkeypatch.setenv("RANK", "x")  # who would it be?
+    with pytest.raises(UsageError, match="RANK='x' is no number"):
+        repo.push(f"file://{tmp_path}/unseen")
 
 
 def until(holds: Callable[[], object], timeout_s: float = 90.0) -> ml.Repo:

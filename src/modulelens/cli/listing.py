@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modulelens.cli.command import Reply
-from modulelens.cli.repos import open_repo, with_repo
+from modulelens.cli.repos import open_repo, repo_place, with_repo
 from modulelens.errors import UsageError
 from modulelens.report.rows import rows_table
 
@@ -77,7 +77,8 @@ def list_entries(filter: Mapping[str, Any], *, repo: str | None, limit: int, off
 
 def _doubts(opened: Repo, place: str | None, total: int) -> list[str]:
     """A remote that is mistyped looks like one that is empty."""
-    if total or "://" not in (place or "") or opened.count():
+    place = repo_place(place)
+    if total or "://" not in place or opened.count():
         return []
     from modulelens.store.remote.pull import EMPTY
 

@@ -167,7 +167,8 @@ class FolderRemote:
             made = self._numbers([*self._listed(draft.collection), name])
             if (found := _number_of(draft, made)) is not None:
                 return found
-        raise Unavailable(f"{self.url}: {_TRIES} other writers were faster at {draft.row.name}")
+        text = f"{self.url}: {_TRIES} other writers were faster at {draft.row.name}"
+        raise Unavailable(text, hint="try again")
 
     def _name(self, folder: str, texts: Iterable[str], version: int = 0) -> None:
         for text in texts:

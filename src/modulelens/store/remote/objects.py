@@ -27,7 +27,8 @@ _STALE_S = 86_400.0
 _RETRIES = {"total_max_attempts": 2, "mode": "standard"}
 _DRAFTS = "tmp"
 _SUCH = "such as s3://bucket/folder or file:///mnt/team"
-_CHECK = "check the address; what is lost there can be pushed again: push --again"
+_CHECK = "check the address"
+_LOST = "if it was there, `modulelens push --again` puts it back"
 _ROLE = "check the credentials, and the rights that the file system gives them"
 #: Packages whose exceptions say that a service did not answer as it should.
 _SERVICES = frozenset({"botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"})
@@ -120,7 +121,7 @@ class Objects:
         Raises:
             NotFound: There is none.
         """
-        with self._told(f"read {name}"):
+        with self._told(f"read {name}", hint=_LOST):
             return bytes(self._fs.cat_file(self._path(name)))
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
@@ -140,7 +141,7 @@ class Objects:
         Raises:
             NotFound: There is none.
         """
-        with self._told(f"read {name}"), space_for(name, into.parent, 0):
+        with self._told(f"read {name}", hint=_LOST), space_for(name, into.parent, 0):
             self._fs.get_file(self._path(name), str(into))
 
     def names(self, folder: str) -> list[str]:

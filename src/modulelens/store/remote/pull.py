@@ -26,8 +26,9 @@ from modulelens.store.remote.spool import spool
 from modulelens.store.remote.spread import spread
 from modulelens.store.resolve import resolve_at
 
+_AGAIN = "`modulelens push --again` from where it was captured"
 #: What is said of a place that may be mistyped.
-EMPTY = "nothing was pushed so far to"
+EMPTY = "there are no entries at"
 _PAGE = 100_000
 #: Most bytes of packs that are fetched before they are put in.
 _BATCH_BYTES = 1 << 30
@@ -58,7 +59,7 @@ def fetch(remote: Remote, version: Version) -> Fetched:
             raise Corrupted(f"{what}: its record came with other bytes", hint="pull again")
         metadata = read_metadata(record, what=what)
         if metadata.collection != version.collection:
-            raise Corrupted(f"{what} is the record of {metadata.name}")
+            raise Corrupted(f"{what} is the record of {metadata.name}", hint=_AGAIN)
         found = from_json(_read(folder, PACKS), tuple[Pack, ...], what=f"packs.json of {what}")
         if (
             not (folder / STATE).is_file()
@@ -69,7 +70,7 @@ def fetch(remote: Remote, version: Version) -> Fetched:
     held = sorted(blob for pack in found for blob in pack.blobs.items())
     named = all(DIGEST.fullmatch(pack.name) for pack in found)
     if not named or held != sorted(metadata.blobs.items()) or any(size < 0 for _, size in held):
-        raise Corrupted(f"{what}: its packs do not hold what it needs, each once")
+        raise Corrupted(f"{what}: its packs do not hold what it needs, each once", hint=_AGAIN)
     tags = version.row.tags
     metadata = msgspec.structs.replace(metadata, version=version.version, tags=tags)
     return Fetched(metadata, found, state)
@@ -92,7 +93,7 @@ def fetch_blobs(
             remote.fetch_packs(chosen, folder, progress=progress)
             for pack in chosen:
                 if not (path := folder / pack.name).exists():
-                    raise NotFound(f"{remote.url} has no pack {pack.name} any more")
+                    raise NotFound(f"{remote.url} has no pack {pack.name} any more", hint=_AGAIN)
                 store.put_blobs(list(packs.blobs_in(path, pack)))
 
 
@@ -206,4 +207,5 @@ def _read(folder: Path, name: str) -> bytes:
     try:
         return read_regular(folder / name)
     except NotFound as error:
-        raise Corrupted(f"{name} did not come, or is over {MOST_JSON_BYTES:,} bytes") from error
+        text = f"{name} did not come, or is over {MOST_JSON_BYTES:,} bytes"
+        raise Corrupted(text, hint=_AGAIN) from error

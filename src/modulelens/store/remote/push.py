@@ -169,6 +169,8 @@ class Pusher:
     def _empty(self) -> bool:
         """Sends until nothing waits; False: the remote cannot be had, and we give up."""
         try:
+            if not self.outbox.waiting(self._url):
+                _ = self._remote  # an address that is none is said, although nothing goes there
             while parcels := self.outbox.next(self._url):
                 self._total = self._count() + self.outbox.waiting(self._url)
                 if (pause := min(parcel.due for parcel in parcels) - time.time()) > 0:
