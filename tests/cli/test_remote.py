@@ -69,6 +69,16 @@ def test_status_says_by_name_what_waits_and_why(repo: str, tmp_path: Path) -> No
     assert "0 waiting" in modulelens("push", "wandb://a/b", "--status", "--repo", repo).out
 
 
+def test_one_remote_has_one_name(repo: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/team"
+    (tmp_path / "team").write_text("not mounted yet")
+    assert modulelens("push", url, "--tries", "1", "--repo", repo).code == 7
+    (tmp_path / "team").unlink()
+    words = ["push", f"{url}/", "--queued", "--verify", "--repo", repo]
+    assert modulelens(*words).out.startswith("3 entries sent")
+    assert "3 entries" in modulelens("find", "grade=exact", "--remote", f"{url}//").out
+
+
 def test_what_was_removed_there_is_said_and_can_be_sent_again(repo: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/team"
     modulelens("push", url, "--repo", repo)

@@ -44,6 +44,7 @@ from modulelens.store import LocalStore
 from modulelens.store.files import digest_of
 from modulelens.store.remote import Draft, Remote, Version, open_remote
 from modulelens.store.remote.outbox import FAILED, SENT, WAITING, Outbox
+from modulelens.store.remote.pull import pull
 from modulelens.store.remote.push import Progress, Pushed, Pusher, record_of, send
 from modulelens.store.remote.spool import sweep
 from modulelens.store.remote.spread import spread
@@ -506,6 +507,25 @@ def test_damage_there_is_mended_by_sending_it_again(store: LocalStore, tmp_path:
     assert push(store, url, again=True).sent == 6
     assert objects(tmp_path / "team") == whole
     assert contents(pulled(open_remote(url), tmp_path / "back")) == contents(store)
+
+
+def test_packs_are_mended_where_only_some_of_a_capture_are_sent_again(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    url = url_in(tmp_path)
+    push(store, url)
+    packs = [p for p in (tmp_path / "team/packs").rglob("*") if p.is_file()]
+    outbox, all_of_it = Outbox(store.outbox_path), records(store)
+    for one in all_of_it:  # whichever of a capture comes first in the outbox
+        for pack in packs:
+            pack.chmod(0o600)
+            pack.write_bytes(b"x" * pack.stat().st_size)
+        outbox.ask(url, [record for record in all_of_it if record.id != one.id])
+        outbox.ask(url, [one], again=True)
+        assert Pusher(store, url).drain().failed == ()
+        back = LocalStore(tmp_path / one.trace_id / f"of {one.fqn}")
+        pull(back, open_remote(url), [open_remote(url).get(one.collection, str(one.version))])
+        assert contents(back).items() <= contents(store).items()
 
 
 def test_a_late_change_of_an_old_capture_does_not_make_it_the_newest(

@@ -192,7 +192,7 @@ def test_what_is_pulled_side_by_side_is_in_order_and_whole(
 ) -> None:
     repo = ml.Repo(tmp_path / "repo")
     for seed in range(4):
-        repo.add(traced(seed=seed), verify=False, tags=[f"s{seed}"])
+        repo.add(traced(seed=seed), verify=False, tags=[f"s{seed}"], aliases=[f"a{seed}"])
     repo.push(url)
     # A record of the third capture is damaged: what came before it stays, and is whole.
     bad = repo["wide/first@v3"].metadata
@@ -205,6 +205,7 @@ def test_what_is_pulled_side_by_side_is_in_order_and_whole(
     with pytest.raises(Corrupted):
         other.pull(url, None, {"fqn": "first"})
     assert [e.metadata.tags for e in other.versions("wide/first")] == [("s1",), ("s0",)]
+    assert other.aliases("wide/first") == {"a0": 1, "a1": 2}
     assert other.fsck().ok
     record.write_bytes(data)
     assert [e.version for e in other.pull(url, None, {"fqn": "first"})] == [1, 2, 3, 4]

@@ -110,8 +110,7 @@ class Team(RuleBasedStateMachine):
             if identity not in known:
                 new += 1
                 number = 1 + max((*self.versions, *self.removed), default=0)
-                self.versions[number] = known[identity] = number and identity
-                known[identity] = number
+                self.versions[number], known[identity] = identity, number
                 mine = {a for a, n in store.aliases(FIRST).items() if f"{FIRST}/{n}" == entry}
                 self.aliases |= dict.fromkeys(mine.intersection(held), number)
             sent[entry] = known[identity]

@@ -85,15 +85,17 @@ def remote_of(given: str | None) -> str:
     """The remote of a command: what it names, else `$MODULELENS_REMOTE`.
 
     Raises:
-        UsageError: Neither is there.
+        UsageError: Neither is there, or it is no URL of a remote.
     """
+    from modulelens.store.remote import checked
+
     found = given or os.environ.get("MODULELENS_REMOTE")
     if not found:
         raise UsageError(
             "no remote: give its URL, or set MODULELENS_REMOTE",
             hint="such as wandb://entity/registry, s3://bucket/folder or file:///mnt/team",
         )
-    return found
+    return checked(found)
 
 
 def _shown(bar: Callable[[int, int | None], None]) -> Callable[[Any], None]:

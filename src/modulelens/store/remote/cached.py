@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from modulelens.errors import Conflict, ModuleLensError, NotFound, Unavailable, UsageError
-from modulelens.records import Metadata, collection_id
+from modulelens.records import Metadata
 from modulelens.store.facts import Row, natural
 from modulelens.store.layout import COLLECTION
 from modulelens.store.local import LocalStore
@@ -146,9 +146,8 @@ class CachedStore(LocalStore):
         """The versions of a collection (its id), the newest capture first."""
         row = self.remote.get(collection).row
         found = self._all({"model": row.model, "fqn": row.fqn})
-        same = [r for r in found if collection_id(r.model, r.fqn) == collection]
-        newest = sorted(same, key=lambda r: (r.date or "", r.version), reverse=True)
-        return [r.version for r in newest]
+        same = [self._versions[row.id] for row in found if row.id.startswith(f"{collection}/")]
+        return [v.version for v in sorted(same, key=lambda v: v.age, reverse=True)]
 
     def aliases(self, collection: str) -> dict[str, int]:
         """The aliases of a collection (its id), alias -> version."""

@@ -91,7 +91,7 @@ class FolderRemote:
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self.url = url
         self._objects = Objects(url, options)
         self.capabilities = frozenset({"exclusive"} if self._objects.exclusive else set())
         # Objects that were read and are never rewritten, by their names.

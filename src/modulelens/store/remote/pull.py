@@ -121,7 +121,6 @@ def pull(
             except (NotFound, Corrupted):  # one of them: those before it are kept
                 for version in part:
                     _bring(store, remote, [version], here, report)
-            _name(store, remote, [(version, here[version.identity]) for version in part])
     return [here[version.identity] for version in versions]
 
 
@@ -132,16 +131,17 @@ def _bring(
     here: dict[str, Metadata],
     report: Progress,
 ) -> None:
-    """Puts those in that are not here yet, in their order; records come side by side."""
+    """Puts those in that are not here yet, in their order, and gives all their aliases.
+
+    Records come side by side.
+    """
     new = {v.identity: v for v in versions if v.identity not in here}
     fetched = spread(partial(fetch, remote), new.values())
     needed = {pack.name: pack for one in fetched for pack in one.packs}
     fetch_blobs(store, remote, needed.values(), report)
     stored = store.put_entries([(one.metadata, one.state) for one in fetched])
     here |= zip(new, stored, strict=True)
-
-
-def _name(store: LocalStore, remote: Remote, pairs: Sequence[tuple[Version, Metadata]]) -> None:
+    pairs = [(version, here[version.identity]) for version in versions]
     for version, found in pairs:
         for alias in version.row.aliases:
             if store.aliases(version.collection).get(alias) != found.version:

@@ -190,7 +190,7 @@ class Pusher:
             known = self._remote.known(dict(chain.from_iterable(e.asked for e in entries)))
             going = [entry for entry in entries if not self._is_removed(entry, known)]
             new = [e.metadata for e in going if e.parcel.again or e.identity not in known]
-            places = self._packs(new, parcels[0])
+            places = self._packs(new, parcels)
             modules: dict[str, list[_Leaving]] = {}
             for entry in sorted(going, key=lambda entry: entry.metadata.version):
                 modules.setdefault(entry.metadata.collection, []).append(entry)
@@ -235,12 +235,12 @@ class Pusher:
             names = names_of(metadata.tags, mine)
             yield _Leaving(parcel, metadata, digest_of(record), record, names)
 
-    def _packs(self, new: list[Metadata], first: Parcel) -> dict[str, Pack | ModuleLensError]:
+    def _packs(self, new: list[Metadata], of: list[Parcel]) -> dict[str, Pack | ModuleLensError]:
         """Puts the packs of entries; gives each blob's pack, or what is wrong here with it."""
         by_blob: dict[str, Pack | ModuleLensError] = {}
         needed = {digest for record in new for digest in record.blobs}
         # Of the whole capture, so that a push that goes on makes the packs that are there already.
-        groups = packs.plan(list(self._whole(first.capture))) if needed else []
+        groups = packs.plan(list(self._whole(of[0].capture))) if needed else []
         for bundle in packs.bundles(groups, BUNDLE_BYTES):
             if all(needed.isdisjoint(group) for group in bundle):
                 continue
@@ -253,7 +253,7 @@ class Pusher:
                         by_blob |= dict.fromkeys(group, error)
                     else:
                         files[path] = pack
-                label, again = new[0].model, bool(first.again)
+                label, again = new[0].model, any(parcel.again for parcel in of)
                 for pack in self._remote.put_packs(
                     files, label=label, progress=self._note, again=again
                 ):

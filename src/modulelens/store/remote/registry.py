@@ -185,6 +185,8 @@ class RegistryRemote:
         """See `seam.Remote`."""
         narrowed = facts.pushed(parse(filter))
         at, seen = facts.resume(cursor)
+        if not cursor:
+            self._session.found.clear()
         found: list[Version] = []
         while True:
             versions, after = self._page(narrowed, at)

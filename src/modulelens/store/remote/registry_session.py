@@ -129,7 +129,7 @@ class Session:
             ) from error
         self._wandb = wandb
         self._runs: dict[str, Any] = {}
-        self.found: dict[str, Any] = {}  # artifacts by place, as a search gave them
+        self.found: dict[str, Any] = {}  # artifacts by place, of the last search
         with _LOCK, _own_service():
             settings = wandb.setup().settings
             with named(f"connecting to {settings.base_url}"):
