@@ -42,7 +42,8 @@ class Shared:
             remote: `wandb://entity/registry`, `s3://bucket/folder`, `file:///mnt/team`, ...
             filter: Which entries, as for `find`; None: all.
             wait: Send now; False: a process in the background does, beside the training.
-            again: Also what was removed at the remote since, and the bytes of what is there.
+            again: Also what was removed at the remote since, and in a folder or bucket the bytes of
+                what is there, so that damaged ones are replaced.
             tries: How often to try while the remote does not answer.
             progress: Gets how far it is.
 

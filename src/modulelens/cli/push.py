@@ -209,7 +209,11 @@ COMMAND = Command(
         Option("--watch", bool, "Send what comes into the repo, until Ctrl-C."),
         Option("--queued", bool, "Send only what waits in the outbox."),
         Option("--verify", bool, "With --queued: replay and grade first what has no grade."),
-        Option("--again", bool, "Also what was removed there since; replaces damaged bytes."),
+        Option(
+            "--again",
+            bool,
+            "Also what was removed there; in a folder or bucket also the bytes of the rest.",
+        ),
         Option("--status", bool, "Show what was sent, waits and failed; send nothing."),
         Option("--tries", int, "How often to try while the remote is away.", 5, metavar="N"),
     ),

@@ -93,7 +93,7 @@ class FolderRemote:
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url
         self._objects = Objects(url, options)
-        self.capabilities = frozenset({"exclusive"} if self._objects.exclusive else set())
+        self.capabilities = frozenset(["replace"] + ["exclusive"] * self._objects.exclusive)
         # Objects that were read and are never rewritten, by their names.
         self._made: dict[str, _Made | None] = {}
         self._names: dict[str, _Name] = {}
@@ -144,10 +144,10 @@ class FolderRemote:
     def _try_exclusion(self) -> None:
         """Some object stores take a conditional put, and ignore the condition."""
         tried, self._tried = self._tried, True
-        if tried or not self.capabilities:
+        if tried or "exclusive" not in self.capabilities:
             return
         if self._objects.make("format.json", to_json(self._format)):
-            self.capabilities = frozenset()
+            self.capabilities -= {"exclusive"}
             warnings.warn(
                 f"{self.url} replaces what it should only make: of two who push a module in the "
                 "same moment, one may lose it",

@@ -190,7 +190,7 @@ class Pusher:
             known = self._remote.known(dict(chain.from_iterable(e.asked for e in entries)))
             going = [entry for entry in entries if not self._is_removed(entry, known)]
             new = [e.metadata for e in going if e.parcel.again or e.identity not in known]
-            places = self._packs(new, parcels)
+            places = self._packs(new, [entry.parcel for entry in entries])
             modules: dict[str, list[_Leaving]] = {}
             for entry in sorted(going, key=lambda entry: entry.metadata.version):
                 modules.setdefault(entry.metadata.collection, []).append(entry)
@@ -229,6 +229,8 @@ class Pusher:
                 gone = isinstance(error, NotFound)
                 self._fail(parcel, "it was removed here" if gone else error.message, parcel.entry)
                 continue
+            if "replace" not in self._remote.capabilities:
+                parcel = msgspec.structs.replace(parcel, again=0)
             record = record_of(metadata)
             aliases = self._store.aliases(metadata.collection).items()
             mine = [alias for alias, version in aliases if version == metadata.version]
@@ -282,8 +284,7 @@ class Pusher:
                 nbytes = len(entry.record) + draft.state.stat().st_size
                 if not entry.parcel.identity:
                     self.outbox.begun(entry.parcel, entry.identity)
-                again = bool(entry.parcel.again)
-                version = self._remote.put(draft, again=again).version
+                version = self._remote.put(draft, again=bool(entry.parcel.again)).version
         except (NotFound, RepoError, UsageError) as error:
             # It is damaged here, or has a name that the remote cannot have: the others go on.
             self._fail(
@@ -301,15 +302,12 @@ class Pusher:
             names = (names - load(old)) | (names & held)
         elif there is not None and entry.parcel.identity != entry.identity:
             # It came there by another way: nobody's alias is taken from them.
-            names = frozenset(name for name in names if not self._is_taken(name, there))
+            names = frozenset(n for n in names if n[0] == "tag" or not self._is_taken(n[1], there))
         return names - names_of(there.row.tags, there.row.aliases) if there else names
 
-    def _is_taken(self, name: tuple[str, str], there: Version) -> bool:
-        kind, text = name
-        if kind == "tag":
-            return False
+    def _is_taken(self, alias: str, there: Version) -> bool:
         try:
-            holder = self._remote.get(there.collection, text).version
+            holder = self._remote.get(there.collection, alias).version
         except NotFound:
             return False
         return holder != there.version

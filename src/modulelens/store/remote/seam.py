@@ -107,7 +107,7 @@ class Remote(Protocol):
 
     `url` is what people write; `capabilities` are words of: "exclusive" (two writers never get
     one number), "server_search" (filters are evaluated there first), "lineage" (versions are
-    linked to the run that trained them).
+    linked to the run that trained them), "replace" (bytes can be put in the place of damaged ones).
     """
 
     url: str
@@ -118,15 +118,15 @@ class Remote(Protocol):
     ) -> tuple[Pack, ...]:
         """Keeps files that are shared; returns the packs with their places, in order.
 
-        One that is there already is not sent again; with `again` it is, where the remote can
-        replace it. `label` names the capture they are of.
+        One that is there already is not sent again; with `again` it is, if the remote is able to
+        "replace". `label` names the capture they are of.
         """
 
     def put(self, draft: Draft, *, again: bool = False) -> Version:
         """Keeps an entry as the next version of its collection, seen by others whole or not at all.
 
         One with the same identity is that version, with the draft's tags and aliases added; with
-        `again` its files are put anew, where the remote can replace them.
+        `again` its files are put anew, if the remote is able to "replace".
 
         Raises:
             UsageError: A name, tag or alias that this remote cannot have.
